@@ -4,13 +4,12 @@
 use the same functions, so that a notebook shows what a terminal shows.
 """
 
-import io
 import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -32,7 +31,7 @@ from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import read_generation_config
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
-from chatapp.lab.drawing.pictures import svg_picture
+from chatapp.lab.drawing.pictures import notebook_frame, rich_html
 from chatapp.lab.inspectable import inspectable
 from chatapp.lab.steering import changes_of
 from chatapp.lab.view import Subject, View, token_position
@@ -98,6 +97,7 @@ class OpenModel:
         self,
         system: str | None = None,
         *,
+        prompt: str | Path = "",
         template: str = "",
         tools: Sequence[str] = (),
         allow: Sequence[str] = (),
@@ -105,13 +105,15 @@ class OpenModel:
     ) -> "OpenChat":
         """A new chat, in memory alone.
 
-        system: instructions in place of the template's own. template: a shipped one's name; ""
+        system: instructions in place of the template's own. prompt: a prompt file that each message
+        is an input of: a name of the library, or a path. template: a shipped one's name; ""
         is the model's own. tools: names of those that the model may call. allow: those of them
         that may run although they need permission. sampling: values by name, such as
         temperature=0. Raises ValueError for a parameter that does not exist or is out of range,
         or an unusable template, and ToolError.
         """
-        chat = Chat(Store(None), basis=Basis(system), choices=self.choices(sampling))
+        basis = Basis(system, str(prompt))
+        chat = Chat(Store(None), basis=basis, choices=self.choices(sampling))
         opened = OpenChat(self, chat, allow, choose_template(self.model, template))
         if tools:
             opened.session.set_tools(tools)
@@ -150,11 +152,15 @@ class OpenModel:
         *tokens, finished = complete(self.model, text, options)
         assert isinstance(finished, Finished)
         drawn = tuple(token for token in tokens if isinstance(token, Token))
-        return Completion("".join(t.text for t in drawn) + finished.text, drawn, finished)
+        written = "".join(t.text for t in drawn) + finished.text
+        prompt = self.model.tokenizer.encode(text)
+        read = Inspection(self, [*prompt, *(token.id for token in drawn)], len(prompt))
+        return Completion(written, drawn, finished, read)
 
-    def inspect(self, text: str = "") -> "Inspection":
+    def inspect(self, text: str = "", **sampling: float | int | None) -> "Inspection":
         """What the model makes of a text: each view is a method, such as `why`, `attention` or
-        `layers`; `dir` lists them. Raises UserError for a model that cannot be inspected.
+        `layers`; `dir` lists them. sampling: what `next` shows the effect of, as in `chat`. Raises
+        ValueError, UserError for a model that cannot be inspected.
         """
         if inspectable(self.model) is None:
             raise UserError(f"{self.model.name}: this kind of model cannot be inspected")
@@ -162,7 +168,8 @@ class OpenModel:
 
         prompt = tuple(self.model.tokenizer.encode(text)) if text else ()
         reply = tuple(reply_of(self.model, prompt)) if text else ()
-        return Inspection(self, (*prompt, *reply), len(prompt))
+        chosen = self.choices(sampling).sampling
+        return Inspection(self, (*prompt, *reply), len(prompt), sampling=chosen)
 
     @contextmanager
     def changed(self, *parts: str, **steer: float) -> Iterator["OpenModel"]:
@@ -216,7 +223,9 @@ class Reply:
 
     def _repr_html_(self) -> str:
         self.finish()
-        return _shaded([token for token in self.tokens if token.thought is None])
+        rest = "" if self.finished is None else self.finished.text  # None where it was left
+        visible = [token for token in self.tokens if token.thought is None]
+        return _shaded(visible, rest)
 
     def finish(self) -> None:
         """Draw what is left."""
@@ -268,19 +277,24 @@ class OpenChat:
         """The messages of the chat's current path, oldest first."""
         return list(self.session.chat.messages)
 
-    def inspect(self) -> "Inspection":
-        """The last message as the model reads it: a reply with its whole prompt. Raises ValueError
-        for a chat without messages."""
-        from chatapp.dialogue.reading import read
+    def inspect(self, message: str = "") -> "Inspection":
+        """The last message as the model reads it: a reply with its whole prompt. message: one that
+        is not sent, whose prompt is looked at instead. Raises ValueError for a chat without any.
+        """
+        from chatapp.dialogue.reading import draft, read
 
         if self.reply is not None:
             self.reply.finish()
-        if not self.messages:
+        if message:
+            reading = draft(self.session, message)
+        elif not self.messages:
             raise ValueError("the chat has no messages yet")
-        reading = read(self.session, self.messages[-1].id)
+        else:
+            reading = read(self.session, self.messages[-1].id)
         prompt = reading.prompt
         ids = (*prompt.ids, *reading.reply_ids)
-        return Inspection(self.model, ids, len(prompt.ids), prompt.segments)
+        sampling = self.session.sampling
+        return Inspection(self.model, ids, len(prompt.ids), prompt.segments, sampling)
 
     def _repr_html_(self) -> str:
         rows = (f"<p><b>{m.role.title()}</b> {escape(m.text)}</p>" for m in self.messages)
@@ -308,32 +322,40 @@ def _decision(
 
 @dataclass(frozen=True)
 class Completion:
-    """A continued text. tokens: those drawn, each with its `probability`. finished: its end."""
+    """A continued text. tokens: those drawn, each with its `probability`. finished: its end.
+    inspection: of the text with its continuation."""
 
     text: str
     tokens: tuple[Token, ...]
     finished: Finished
+    inspection: "Inspection" = field(repr=False)
 
     def __str__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
-        return _shaded(self.tokens)
+        return _shaded(self.tokens, self.finished.text)
 
 
 class Inspection:
     """What a model makes of a text: each view of `chatapp inspect` is a method, with `_` for `-`.
 
     Its arguments are the view's options, in their order except for `token`, the place that is
-    looked at; the result is the view, with its numbers and `to_json`, and a notebook draws it.
-    ids: those from `start` on are a reply. segments: the parts of the text before it.
+    looked at, by its number or its text; the result is the view, with its numbers and `to_json`,
+    and a notebook draws it. ids: those from `start` on are a reply. segments: the parts of the text
+    before it.
     """
 
     def __init__(
-        self, opened: OpenModel, ids: Sequence[int], start: int, segments: Sequence[Segment] = ()
+        self,
+        opened: OpenModel,
+        ids: Sequence[int],
+        start: int,
+        segments: Sequence[Segment] = (),
+        sampling: Sampling | None = None,
     ) -> None:
         self._opened, self._ids, self._start = opened, tuple(ids), start
-        self._segments = segments
+        self._segments, self._sampling = segments, sampling
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name.replace("-", "_") for name in VIEWS)]
@@ -348,10 +370,17 @@ class Inspection:
         look.__name__, look.__doc__ = name, f"{view.summary}\n\n{view.formula}"
         return look
 
-    def subject(self, token: int | None = None, sampling: Sampling | None = None) -> Subject:
-        """The text with the place that is looked at; see `token_position`. sampling: None is the
-        model's own. Raises UserError for a token that does not exist.
+    def subject(self, token: int | str | None = None, sampling: Sampling | None = None) -> Subject:
+        """The text with the place that is looked at; see `token_position`; a token's text is the
+        last one before the reply. sampling: None is the model's own. Raises UserError for a token
+        that does not exist.
         """
+        if isinstance(token, str):
+            piece = self._opened.model.tokenizer.piece  # type: ignore[attr-defined]
+            places = [at for at, id in enumerate(self._ids[: self._start]) if piece(id) == token]
+            if not places:
+                raise UserError(f"the text has no token {token!r}")
+            token = places[-1]
         model, changes = self._opened.model, self._opened.changes.added_after(self._start)
         position = token_position(token, len(self._ids)) if self._ids else 0
         return Subject(
@@ -360,7 +389,7 @@ class Inspection:
             position,
             self._start,
             changes=changes,
-            sampling=sampling or self._opened.choices({}).sampling,
+            sampling=sampling or self._sampling or self._opened.choices({}).sampling,
             segments=self._segments,
         )
 
@@ -381,7 +410,7 @@ class Inspection:
         return view.look(self.subject(getattr(chosen, "token", None)), chosen)
 
     def _repr_html_(self) -> str:
-        return svg_picture([self._look(view, (), {}) for view in FIRST])
+        return notebook_frame([self._look(view, (), {}) for view in FIRST])
 
 
 @dataclass(frozen=True)
@@ -450,21 +479,18 @@ class Evaluation:
         return [result.to_json() for result in self.results]
 
     def _repr_html_(self) -> str:
-        from rich.console import Console
-
         from chatapp.tasks.evaluation.report import table
 
-        console = Console(file=io.StringIO(), record=True, width=200)
-        console.print(table(self.results))
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return rich_html(table(self.results), 200)
 
 
-def _shaded(tokens: Sequence[Token]) -> str:
-    """Tokens as HTML: the likelier, the darker; the probability appears at the pointer."""
+def _shaded(tokens: Sequence[Token], rest: str) -> str:
+    """Tokens as HTML: the likelier, the darker; the probability appears at the pointer. rest: what
+    was held back until the end."""
     spans = []
     for token in tokens:
         likely = 0.0 if math.isnan(token.logprob) else token.probability
         style = f"background: rgba(46, 125, 50, {0.55 * likely:.2f})"
         title = f"{token.piece!r}: {likely:.1%}"
         spans.append(f'<span style="{style}" title="{escape(title)}">{escape(token.text)}</span>')
-    return f'<div style="white-space: pre-wrap">{"".join(spans)}</div>'
+    return f'<div style="white-space: pre-wrap">{"".join(spans)}{escape(rest)}</div>'

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def test_a_reply_that_is_left_keeps_its_text_and_the_next_one_finishes_the_last(
             break
         left = chat.messages[-1]
         assert (left.status, left.text) == ("stopped", "Hello")
+        assert "Hello" in chat.reply._repr_html_()
         unread = chat.say("What is your name?")
         second = chat.say("Who are you?")
         assert unread.message.text == str(unread)
@@ -159,5 +161,29 @@ def test_what_a_notebook_shows_holds_foreign_text_as_text(model):
     assert "<script>" not in chat._repr_html_()
     assert "&lt;script&gt;" in chat._repr_html_()
     assert "title=" in chat.reply._repr_html_()
-    assert "<svg" in model.inspect("Once upon")._repr_html_()
+    frame = model.inspect("Once <b> upon")._repr_html_()
+    assert 'sandbox="allow-scripts"' in frame
+    page = unescape(frame.partition('srcdoc="')[2].partition('"')[0])
+    assert "<svg" in page
+    assert "&lt;" in page
+    assert "<b>" not in page
+    assert (
+        model.inspect("Once").next()._repr_mimebundle_()["text/plain"].startswith("The likeliest")
+    )
+
+
+def test_a_token_is_named_by_its_text_and_a_prompt_file_is_chatted_with(model) -> None:
+    look = model.inspect("Anna saw a dog. Anna", temperature=2.0)
+    assert look.attention(token=" Anna").to_json() == look.attention(token=-1).to_json()
+    with pytest.raises(UserError, match="no token 'Bob'"):
+        look.attention(token="Bob")
+    assert look.next().sampling.temperature == 2.0
+    completed = model.complete("Once upon", max_tokens=3, seed=1)
+    assert completed.inspection.tokens().texts[-3:] == tuple(t.piece for t in completed.tokens)
+    chat = model.chat(prompt="spam", temperature=0)
+    draft = chat.inspect("You won a prize!").prompt()
+    assert not chat.messages
+    assert len(set(draft.kinds)) > 1
+    assert str(chat.say("You won a prize!")) in ("spam", "ham")
+    assert chat.inspect().prompt().texts == draft.texts
     assert "title=" in model.complete("Once", max_tokens=2)._repr_html_()

@@ -239,9 +239,13 @@ class View(ABC):
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from chatapp.lab.drawing.pictures import svg_picture
+        from chatapp.lab.drawing.pictures import notebook_frame
 
-        return svg_picture([self])
+        return notebook_frame([self])
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """What a notebook keeps beside it: the sentence, instead of thousands of numbers."""
+        return {"text/plain": self.reading}
 
 
 def checked_place(name: str, value: int | None, size: int) -> int | None:

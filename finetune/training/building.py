@@ -33,7 +33,14 @@ from finetune.objectives.objective import Objective
 from finetune.training.adapters import copy_companions, trained_parameters
 from finetune.training.answers import Samples, best_figure, task_figures
 from finetune.training.checkpoints import UNFINISHED, save_chat, whole_model
-from finetune.training.display import RunView, line, memory, peak_memory, render
+from finetune.training.display import (
+    NotebookLive,
+    RunView,
+    line,
+    memory,
+    peak_memory,
+    render,
+)
 from finetune.training.draws import OwnReplies, Rollouts
 from finetune.training.loop import Draws, Loop, Plan, RunObserver
 from finetune.training.record import RunLog, write_json
@@ -233,7 +240,7 @@ class RunDisplay(RunObserver):
         self.sample, self.sample_every = sample, sample_every
         self.watch = watch
         self.view = RunView(title)
-        self.live: Live | None = None
+        self.live: Live | NotebookLive | None = None
         self.tokens_per_second = 0.0
 
     def begins(self, loop: Loop) -> None:
@@ -248,6 +255,9 @@ class RunDisplay(RunObserver):
         self.begun, self.stepping = time.monotonic(), 0.0
         if self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False, transient=False)
+        elif self.console.is_jupyter:
+            self.live = NotebookLive()
+        if self.live is not None:
             self.live.start()
         if step == 0:
             self._measure_learning(0)

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chatapp.common.foreign import one_line
+from chatapp.lab.drawing.pictures import rich_html
 
 Points = Sequence[tuple[float, float]]
 """(step, nats per token), by rising step."""
@@ -64,6 +65,25 @@ def render(view: RunView, width: int, height: int) -> RenderableType:
             replies.add_row(Text(one_line(prompt), "dim"), Text(one_line(reply)))
         parts.append(Group(Text(f"replies at step {view.sampled_at}", "bold"), replies))
     return Panel(Group(*parts), title=Text(one_line(view.title)), title_align="left", width=width)
+
+
+class NotebookLive:
+    """The live display in the output of a notebook's cell, in place of Rich's `Live`."""
+
+    def start(self) -> None:
+        """Make room below the cell."""
+        from IPython.display import HTML, display
+
+        self._shown = display(HTML(""), display_id=True)
+
+    def update(self, shown: RenderableType, *, refresh: bool) -> None:
+        """Show this instead of what was shown before."""
+        from IPython.display import HTML
+
+        self._shown.update(HTML(rich_html(shown, 100)))
+
+    def stop(self) -> None:
+        """The last display stays."""
 
 
 def line(view: RunView) -> str:

@@ -1,5 +1,7 @@
 """`chatapp lesson`: the list, and the check without a screen."""
 
+import json
+
 from chatapp.dialogue.lessons.lesson import NAMES
 
 LESSON = """title = "Mine"
@@ -39,6 +41,23 @@ def test_check_prints_a_line_a_step_and_fails_where_one_fails(run, tmp_path):
     ]
     path.write_text(LESSON.replace("[9, 9]", "[3, 3]"), encoding="utf-8")
     assert run("lesson", "check", str(path)).status == 0
+
+
+def test_a_notebook_is_written_and_never_over_another(run, tmp_path):
+    path, file = tmp_path / "mine.toml", tmp_path / "mine.ipynb"
+    path.write_text(
+        LESSON.replace('"The capital of"', '"</script> \\"\\"\\" {x} \\u001b"'), "utf-8"
+    )
+    words = ("lesson", "notebook", str(path), "--output", str(file))
+    assert run(*words).out == f"{file}\n"
+    cells = json.loads(file.read_text("utf-8"))["cells"]
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            compile(cell["source"], "cell", "exec")
+    assert repr('</script> """ {x} \x1b') in cells[-1]["source"]
+    again = run(*words)
+    assert (again.status, "already exists" in again.err) == (2, True)
+    assert run(*words, "--force").status == 0
 
 
 def test_a_lesson_needs_a_terminal(run):

@@ -179,7 +179,11 @@ class Lesson:
 
     def sampling_of(self, step: Step) -> Sampling:
         """The sampling parameters of a step's reply."""
-        return replace(Sampling(), **self._settings | step.settings)
+        return replace(Sampling(), **self.settings_of(step))
+
+    def settings_of(self, step: Step) -> dict[str, Any]:
+        """Those of them that the file sets; the others are the program's own."""
+        return self._settings | step.settings
 
     def prompt_file_of(self, step: Step) -> str:
         """The prompt file of a step's chat: its name or path; "" for none."""

@@ -8,13 +8,16 @@ browser refuses every other one, and the network.
 import base64
 import hashlib
 import html
+import io
 import json
+import re
 import textwrap
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 from rich.cells import cell_len, chop_cells
+from rich.console import Console, RenderableType
 
 from chatapp.common.shading import hexadecimal, ink_on, percent, signed_number, visible
 from chatapp.common.userfiles import write_named
@@ -43,6 +46,8 @@ _CELL = 76
 """Most columns of a cell; what is longer gets more lines."""
 _BAR = 14
 _MOST_LINES = 60
+_TALLEST = 1200.0
+"""Pixels of a notebook's frame, which scrolls from there on."""
 _BULGE = 150.0
 
 _HINT = (
@@ -84,6 +89,25 @@ def html_page(views: Sequence[Drawable]) -> str:
         f'{hint}{"".join(sections)}<div id="tip" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )
+
+
+def notebook_frame(views: Sequence[Drawable]) -> str:
+    """The page of the views in a frame of a notebook, apart from the notebook's own page: its
+    styles, and the script at the pointer, touch nothing else."""
+    page = html_page(views)
+    heights = [float(height) for height in re.findall(r'<svg [^>]*?height="(\d+)"', page)]
+    height = min(_TALLEST, sum(heights) + 24 * len(heights) + 40 + 50 * (_HINT in page))
+    return (
+        f'<iframe sandbox="allow-scripts" style="width: 100%; height: {height:.0f}px; border: 0" '
+        f'srcdoc="{html.escape(page)}"></iframe>'
+    )
+
+
+def rich_html(shown: RenderableType, width: int) -> str:
+    """What a terminal of so many columns shows, as HTML."""
+    console = Console(file=io.StringIO(), record=True, width=width)
+    console.print(shown)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def save_view(views: Sequence[Drawable], folder: Path, name: str) -> list[Path]:
