@@ -1,8 +1,10 @@
 """Compiles the native kernels when the package is built; without a compiler it has none."""
 
 import importlib.util
+import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ class KernelsHook(BuildHookInterface[Any]):
             self.app.display_warning(f"Native kernels are left out, torch computes: {error}")
             return
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        # The kernels know nothing of Python: a wheel serves every version.
+        platform = re.sub(r"\W", "_", sysconfig.get_platform())
+        build_data["tag"] = f"py3-none-{platform}"
         for library in libraries:
             build_data["force_include"][str(library)] = str(library.relative_to(self.root))
