@@ -29,8 +29,7 @@ from chatapp.engine.models.resolving import find_model
 from chatapp.engine.tokenizers import chat_tokenizer
 from finetune.config.objectives import DistillationSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import Tensors
-from finetune.data.packing import Rows
+from finetune.data.batches import Rows, Tensors
 from finetune.objectives.l3 import ReplyObjective, count_labels
 from finetune.objectives.objective import (
     ModelText,

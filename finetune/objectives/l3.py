@@ -28,9 +28,8 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
 from finetune.config.objectives import L3Settings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import Tensors
+from finetune.data.batches import Rows, Tensors, response_labels
 from finetune.data.encoding import Encoded, Span
-from finetune.data.packing import Rows, response_labels
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import (
     Evaluator,

@@ -24,9 +24,8 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import mask_token
 from finetune.config.objectives import MaskedSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import Tensors, TrainingRows, collate
+from finetune.data.batches import Rows, Tensors, TrainingRows, collate
 from finetune.data.encoding import Encoded, Span
-from finetune.data.packing import Rows
 from finetune.data.preparation import LONGEST
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import (

@@ -37,10 +37,21 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.rows.reading import Row
 from finetune.config.objectives import AuxSpan, SupervisedSpan
 from finetune.config.sections import FinetuneConfig
-from finetune.data.batches import ByLength, Collate, Loader, Tensors, TrainingRows, collate, loader
+from finetune.data.batches import (
+    ByLength,
+    Collate,
+    Loader,
+    Rows,
+    Tensors,
+    TrainingRows,
+    aux_labels,
+    collate,
+    loader,
+    pack,
+    response_labels,
+)
 from finetune.data.encoding import Encoded, Span
 from finetune.data.formats import Layout
-from finetune.data.packing import Rows, aux_labels, pack, response_labels
 from finetune.data.preferences import FIELDS, EncodedFeedback, FeedbackRow, PairEncoder
 from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
 from finetune.objectives.log_probs import token_log_probs

@@ -25,9 +25,8 @@ from chatapp.engine.batch import generate_many
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import Request, Sampling
-from finetune.data.batches import Tensors, TrainingRows
+from finetune.data.batches import Rows, Tensors, TrainingRows, pack
 from finetune.data.encoding import Encoded, Span, last_response
-from finetune.data.packing import Rows, pack
 from finetune.data.prompts import EncodedPrompt
 from finetune.objectives.distillation import Distillation
 from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, advantages

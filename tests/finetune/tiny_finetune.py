@@ -18,10 +18,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import CHAT, ShippedTemplate, save_template
 from finetune.config.sections import FinetuneConfig, Steps
-from finetune.data.batches import BucketSampler, collate
+from finetune.data.batches import BucketSampler, Rows, collate
 from finetune.data.corpus import train_tokenizer
 from finetune.data.encoding import Encoded, Span
-from finetune.data.packing import Rows
 from finetune.objectives.l3 import L3
 from finetune.objectives.objective import Objective
 from finetune.run import resume, train

@@ -20,14 +20,14 @@ from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.weights import kept_weights, read_weights
 from chatapp.engine.generation import CancelCheck, LocalGenerator
-from chatapp.engine.kernels.machine import device_for
-from chatapp.engine.kernels.precision import (
+from chatapp.engine.kernels.linear import (
     QUANTISED,
     layout,
     precision_for,
     quantised,
     to_bfloat16,
 )
+from chatapp.engine.kernels.machine import device_for
 from chatapp.engine.model import Generate, PieceTokenizer, Request
 from chatapp.engine.tokenizers import chat_tokenizer
 

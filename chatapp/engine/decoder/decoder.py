@@ -37,7 +37,7 @@ from chatapp.engine.decoder.parts import (
 )
 from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels import native
-from chatapp.engine.kernels.linear import Linear, linear_layer
+from chatapp.engine.kernels.linear import Linear, has_kernels, is_matrix, linear_layer
 from chatapp.engine.kernels.native_layers import (
     KINDS,
     NO_NORM,
@@ -45,7 +45,6 @@ from chatapp.engine.kernels.native_layers import (
     NativeLinear,
     TokenRows,
 )
-from chatapp.engine.kernels.precision import has_kernels, is_matrix
 
 
 class Block:

@@ -85,8 +85,8 @@ def usual_precision(files: ModelFiles, device: str) -> str:
     """
     if not files.has_decoder:
         return "float32"
+    from chatapp.engine.kernels.linear import precision_for
     from chatapp.engine.kernels.machine import device_for
-    from chatapp.engine.kernels.precision import precision_for
 
     try:
         size = files.architecture.matrix_parameters

@@ -34,8 +34,7 @@ from chatapp.tasks.evaluation.journal import (
     prompt_identity,
     read_answers,
 )
-from chatapp.tasks.files.keys import CHOICE_SCORINGS
-from chatapp.tasks.files.promptfile import PromptFile
+from chatapp.tasks.files.promptfile import CHOICE_SCORINGS, PromptFile
 from chatapp.tasks.options import changed, method_of, selector_for
 from chatapp.tasks.selection.methods import Fixed, Selector, vote
 from chatapp.tasks.selection.select import Select

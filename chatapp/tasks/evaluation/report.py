@@ -13,7 +13,7 @@ from chatapp import __version__
 from chatapp.common.foreign import printable
 from chatapp.tasks.evaluation.evaluate import Task
 from chatapp.tasks.evaluation.journal import Cell, JournalRow, cell_of, decided
-from chatapp.tasks.files.keys import CHOICE_SCORINGS
+from chatapp.tasks.files.promptfile import CHOICE_SCORINGS
 from chatapp.tasks.metrics import MEASURES, Difference, difference, estimate
 from chatapp.tasks.settings import Scoring
 

@@ -15,8 +15,8 @@ import torch
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.generation import LocalGenerator, Sampler
+from chatapp.engine.kernels.linear import precision_for
 from chatapp.engine.kernels.native import kernels
-from chatapp.engine.kernels.precision import precision_for
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.description import WEIGHT_BYTES, ModelSizes, memory_needed
 from chatapp.engine.models.known_models import KnownModel

@@ -16,10 +16,9 @@ from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels import native, torch_layers
-from chatapp.engine.kernels import precision as precision_module
-from chatapp.engine.kernels.linear import BFloat16Linear, linear_layer
+from chatapp.engine.kernels import linear as linear_module
+from chatapp.engine.kernels.linear import BFloat16Linear, linear_layer, precision_for
 from chatapp.engine.kernels.machine import Memory
-from chatapp.engine.kernels.precision import precision_for
 from chatapp.engine.kernels.rounding import GROUP, quantise
 from chatapp.engine.kernels.torch_internals import onednn_int8_takes_eight_bits
 from chatapp.engine.kernels.torch_layers import Int4Linear, Int8Linear, quantise_int4
@@ -262,7 +261,7 @@ def test_which_precision_is_taken(monkeypatch):
     monkeypatch.setattr(native, "kernels", lambda: none)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
     memory = Memory(total=12_000_000_000, available=1)
-    monkeypatch.setattr(precision_module, "machine_memory", lambda: memory)
+    monkeypatch.setattr(linear_module, "machine_memory", lambda: memory)
     assert precision_for("auto", 5_900_000_000, CPU) == "int8"
     assert precision_for("auto", 6_100_000_000, CPU) == "int4"
 

@@ -13,8 +13,8 @@ import tiny_finetune as tiny
 from rich.console import Console
 
 from chatapp.rows.reading import READERS
+from finetune.data.batches import response_labels
 from finetune.data.formats import LAYOUTS
-from finetune.data.packing import response_labels
 from finetune.run import train
 from finetune.training.setup import set_up_run
 

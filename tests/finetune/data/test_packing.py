@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from finetune.data.batches import BucketSampler, collate
+from finetune.data.batches import BucketSampler, Rows, aux_labels, collate, pack, response_labels
 from finetune.data.encoding import Encoded, Span
-from finetune.data.packing import Rows, aux_labels, pack, response_labels
 
 T, P, R = Span.TEMPLATE, Span.PROMPT, Span.RESPONSE
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from finetune.config.objectives import DistillationSettings
 from finetune.config.sections import ConfigError
-from finetune.data.packing import Rows, pack
+from finetune.data.batches import Rows, pack
 from finetune.objectives import distillation
 from finetune.objectives.distillation import Distillation
 from finetune.run import resume, train

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from finetune.config.keys import keys
 from finetune.config.sections import ConfigError
-from finetune.data.batches import collate
-from finetune.data.packing import Rows, pack
+from finetune.data.batches import Rows, collate, pack
 from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, advantages
 from finetune.objectives.rewards import Rewards
 from finetune.run import examine, show

@@ -18,9 +18,8 @@ from torch import nn
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from finetune.config.objectives import DistillationSettings
-from finetune.data.batches import collate
+from finetune.data.batches import Rows, collate
 from finetune.data.encoding import Span
-from finetune.data.packing import Rows
 from finetune.data.preferences import EncodedVerdict
 from finetune.objectives.distillation import Distillation
 from finetune.objectives.grpo import REPLY_FIGURES, Grpo

@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 from transformers import MistralConfig, MistralForCausalLM
 
-from finetune.data.batches import collate
-from finetune.data.packing import Rows
+from finetune.data.batches import Rows, collate
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import model_inputs
 from finetune.training.loop import NotFinite

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from chatapp.prompting.template import CHAT, load_template
 from finetune.config.sections import PretrainConfig, load_config
-from finetune.data.packing import Rows
+from finetune.data.batches import Rows
 from finetune.data.preparation import HELD_OUT
 from finetune.measuring.learning import step_folder
 from finetune.pretrain import pretrain
@@ -30,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 import torch
 import tiny_finetune as tiny
-from finetune.data.packing import Rows
+from finetune.data.batches import Rows
 
 folder, lengths = Path(sys.argv[1]), json.loads(sys.argv[2])
 rows = Rows(tiny.examples(lengths), "prompt")
