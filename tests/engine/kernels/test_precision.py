@@ -15,8 +15,8 @@ from chatapp.engine.backends import local
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.kernels import native, torch_layers
 from chatapp.engine.kernels import linear as linear_module
+from chatapp.engine.kernels import native, torch_layers
 from chatapp.engine.kernels.linear import BFloat16Linear, linear_layer, precision_for
 from chatapp.engine.kernels.machine import Memory
 from chatapp.engine.kernels.rounding import GROUP, quantise
