@@ -245,7 +245,7 @@ class Continuation:
                 is_json = request.constraint.kind == "schema"
                 stops, repeats = (), repeats * is_json
         self._forced_tokens, self._constrained_steps, self._forbidden = 0, 0, 0.0
-        self._closings = True, True
+        self._closings, self._is_closed_early = (True, True), False
         self._stops = StopFilter([text for text in stops if text not in special])
         self._repeats = RepetitionFilter(
             partial(tokenizer.decode, [*request.ids, *request.forced]), repeats, is_json=is_json
@@ -253,6 +253,8 @@ class Continuation:
         self.reused = 0
         self._started = time.perf_counter()
         self._time_to_first_token = 0.0
+        if self._matcher is not None and not request.forced:
+            self._matcher.check_room(min(self._limit, context) - self._prompt_tokens)
 
     @property
     def is_unbegun(self) -> bool:
@@ -318,6 +320,12 @@ class Continuation:
         within = math.exp(min(0.0, float(left.logsumexp(0)) - normaliser))
         is_forced = allowed.only is not None
         id = self._sampler.draw(left, self.sequence) if allowed.only is None else allowed.only
+        if not is_forced and id not in self._ends:
+            after = min(self._limit, self._context) - len(self.sequence)
+            wanted, id = id, self._matcher.in_time(id, after)
+            is_forced = id != wanted
+            self._is_closed_early |= is_forced
+            within = within if id == wanted else math.exp(float(logits[id]) - normaliser)
         self._constrained_steps += 1
         self._forbidden += 1 - within
         return id, is_forced, 1 - within
@@ -375,6 +383,8 @@ class Continuation:
         end_logprob: float | None = None,
     ) -> Finished:
         self.has_ended = True
+        if reason == "stop" and self._is_closed_early:
+            reason = "length"
         last = self._text.flush()
         rest = self._repeats.flush(self._stops.push(last) + self._stops.flush())
         tokens = len(self.sequence) - self._prompt_tokens

@@ -5,7 +5,9 @@ import os
 import random
 import re
 import time
+from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from random_constraints import random_constraint
+from random_constraints import random_constraint, random_object
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -146,7 +148,7 @@ def test_json_has_a_layout_of_the_models_choice_in_bounds():
         assert not fits(f'{{{white}"of": []}}')
 
 
-def scripted(model, monkeypatch, text, constraint):
+def scripted(model, monkeypatch, text, constraint, limit=400):
     """The reply of a model that wants to write `text`."""
     wanted = model.tokenizer.encode(text, begins=False)
 
@@ -156,7 +158,7 @@ def scripted(model, monkeypatch, text, constraint):
         return logits, 0
 
     monkeypatch.setattr(model, "next_logits", next_logits)
-    request = Request([5], Sampling(temperature=0, max_tokens=400), constraint=constraint)
+    request = Request([5], Sampling(temperature=0, max_tokens=limit), constraint=constraint)
     return parts(list(model.generate(request)))
 
 
@@ -194,11 +196,55 @@ def test_a_batch_gives_the_same_replies(model):
 
 
 def test_a_reply_that_is_cut_off_is_not_valid(model):
-    _, _, finished = reply(model, Constraint.of_schema(PET), Sampling(seed=1, max_tokens=5))
+    _, _, finished = reply(
+        model, Constraint.of_pattern("[0-9]{99}"), Sampling(seed=1, max_tokens=5)
+    )
     assert (finished.valid, finished.reason) == (False, "length")
     assert finished.message == (
-        "the reply does not fit its schema: it was cut off after 5 tokens, before its end"
+        "the reply does not fit its pattern: it was cut off after 5 tokens, before its end"
     )
+
+
+def test_json_near_its_limit_is_closed(model, monkeypatch):
+    text, tokens, finished = scripted(
+        model, monkeypatch, '{"of": ["one", "two", "three", "four"', listing(), limit=16
+    )
+    assert json.loads(text) == {"of": ["one", "t"]}
+    assert (finished.reason, finished.valid) == ("length", True)
+    assert tokens[-1].forced
+    assert tokens[-1].forbidden > 0.9  # the wish was another
+
+
+def test_random_json_is_whole_or_refused_before_it_begins(model):
+    """At any limit; and what is refused is too long, however often the model tries."""
+    numbers, outcomes = random.Random(2), Counter()
+    ids = model.tokenizer.encode("An example:\n")
+    for seed in range(24):
+        schema = random_object(numbers, 3)
+        constraint, limit = Constraint.of_schema(schema), numbers.choice([2, 5, 12, 20, 40, 80])
+        sampling = Sampling(temperature=1.0, seed=seed, max_tokens=limit)
+        try:
+            text, _, finished = reply(model, constraint, sampling)
+        except ConstraintError as error:
+            found = re.fullmatch(
+                rf"no reply of at most {limit} tokens fits the schema; the shortest that was found "
+                r"has (\d+)",
+                str(error),
+            )
+            sampling = replace(sampling, temperature=2.0, max_tokens=int(found[1]))
+            tries = [
+                Request(ids, replace(sampling, seed=n), constraint=constraint) for n in range(3)
+            ]
+            ends = [end for _, end in whole_replies(model.generate_many(tries))]
+            assert [end.valid for end in ends] == [True] * 3
+            assert min(end.reply_tokens for end in ends) > limit
+            outcomes["refused"] += 1
+        else:
+            jsonschema.validate(json.loads(text), schema)
+            assert finished.valid
+            assert finished.reply_tokens <= limit
+            outcomes[finished.reason] += 1
+    assert min(outcomes["refused"], outcomes["stop"], outcomes["length"]) > 1, outcomes
 
 
 def test_a_beginning_counts(model):
@@ -485,7 +531,7 @@ def test_random_constraints_are_kept(model):
     for constraint, (text, finished) in zip(
         constraints, whole_replies(model.generate_many(requests)), strict=True
     ):
-        assert finished.valid is (finished.reason == "stop")
+        assert finished.valid or constraint.kind == "pattern" or finished.reason == "error"
         if finished.valid:
             ended += 1
             if constraint.kind == "pattern":

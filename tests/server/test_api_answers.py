@@ -237,7 +237,8 @@ async def test_a_character_of_several_tokens():
         (whole,) = (await client.post("/v1/chat/completions", body))["choices"]
         *chunks, _ = await client.stream("/v1/chat/completions", body)
         for most in range(1, 12):  # one that is unfinished at the end is left out
-            short = body | {"max_tokens": most}
+            pattern = {"response_format": None, "structured_outputs": {"regex": '"a 🙂 猫"'}}
+            short = body | {"max_tokens": most} | pattern
             (cut,) = (await client.post("/v1/chat/completions", short))["choices"]
             assert '"a 🙂 猫"'.startswith(cut["message"]["content"])
     assert whole["message"]["content"] == '"a 🙂 猫"'
@@ -309,6 +310,10 @@ async def test_a_reply_fits_a_schema(client):
     form = {"type": "json_schema", "json_schema": {"name": "number", "schema": TWO_DIGITS}}
     answer = await client.post("/v1/chat/completions", body | {"response_format": form})
     assert 10 <= json.loads(answer["choices"][0]["message"]["content"])["n"] <= 99
+    for short in ({"max_tokens": 3}, {"max_tokens": 3, "stream": True}):
+        never = await client.post("/v1/chat/completions", body | {"response_format": form} | short)
+        assert never["status"] == 400
+        assert "no reply of at most 3 tokens fits the schema" in never["error"]["message"]
     wrong = form | {"json_schema": {"schema": {"type": "no such type"}}}
     refused = await client.post("/v1/chat/completions", body | {"response_format": wrong})
     assert (refused["status"], refused["error"]["param"]) == (400, "response_format")

@@ -4,8 +4,10 @@ Invariant: no token comes that leads to a text outside the constraint, and no sp
 the one that ends the reply where it may end.
 """
 
+import random
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,19 @@ from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.token_bytes import Vocabulary
 from chatapp.engine.constraint.validation import misfit
 from chatapp.engine.events import FinishReason
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_LOOKED_AHEAD = 128
+"""Tokens before a limit from which on a text has to be closable, or twice as many as the shortest
+has: a part that needs more can begin before."""
+
+_LONGEST_ENDING, _LONGEST_TRIAL, _TRIALS, _SEARCHES = 2048, 256, 6, 24
+"""Tokens in which an end is looked for at first, and by chance, how often, and how many dear steps
+each trial may have: bounds, because other replies wait."""
+
+_LIMITS = ("length", "context")
 
 _CUT = {
     "length": "it was cut off after {tokens} tokens, before its end",
@@ -63,6 +78,9 @@ class Matcher:
         self._mark = mark
         self._state = vocabulary.state_of(constraint)
         self._waiting: list[int] = []
+        self._closing: list[int] | None = None
+        """Tokens that end the text from here on, where they are known."""
+        self._least = 0
         self._written = ""
         self._is_broken = False
         self.is_on = not constraint.after
@@ -109,6 +127,93 @@ class Matcher:
             self._waiting = forced[: self._state.validate_tokens(forced)]
         return self._waiting
 
+    @property
+    def closes(self) -> bool:
+        """Whether the reply ends in time: JSON, if it does not follow another text."""
+        return self._constraint.kind == "schema" and self.is_on and not self._constraint.is_optional
+
+    def check_room(self, tokens: int) -> None:
+        """Raise ConstraintError where no reply of so many tokens fits."""
+        if not self.closes:
+            return
+        self._closing = self._ending(self._state, _LONGEST_ENDING, tokens, _TRIALS)
+        self._least = len(self._closing or ())
+        if self._least > tokens:
+            raise ConstraintError(
+                f"no reply of at most {tokens} tokens fits the schema; the shortest that was found "
+                f"has {self._least}"
+            )
+
+    def in_time(self, id: int, left: int) -> int:
+        """A token that may come: `id`, or else the first of those that end the text, where it could
+        not be closed any more with the `left` tokens that may come, `id` among them.
+        """
+        if not self.closes or left > max(_LOOKED_AHEAD, 2 * self._least):
+            return id
+        if self._closing is None:
+            self._closing = self._ending(self._state, left, left)
+        if self._closing is None or self._closing[:1] == [id]:
+            return id
+        after = self._state.deep_copy()
+        after.consume_token(id)
+        ending = self._ending(after, left - 1, left - 1)
+        if ending is None:
+            return self._closing[0] if self._closing else self._ends[0]
+        self._closing = [id, *ending]
+        return id
+
+    def _ending(
+        self, state: "LLMatcher", most: int, wanted: int, trials: int = 2
+    ) -> list[int] | None:
+        """At most `most` tokens with which the text after a state can end; the fewest of several
+        trials, unless `wanted` or fewer are found before. None where no trial finds the end.
+        """
+        best = None
+        for trial in range(trials):
+            longest = min(most, _LONGEST_TRIAL) if trial else most
+            tokens = self._one_ending(state.deep_copy(), longest, trial)
+            if tokens is not None and (best is None or len(tokens) < len(best)):
+                best = tokens
+            if best is not None and len(best) <= wanted:
+                break
+        return best
+
+    def _one_ending(self, state: "LLMatcher", most: int, trial: int) -> list[int] | None:
+        tokens: list[int] = []
+        known, searches = dict[bytes, bool](), _SEARCHES  # what may come, and whether a way out was
+        dice = random.Random(trial) if trial > 1 else None
+        while not (state.is_accepting() or state.is_error()) and len(tokens) < most:
+            forced = state.compute_ff_tokens()
+            forced = forced[: state.validate_tokens(forced)]
+            if not forced:
+                bits = state.compute_bitmask()
+                mask = self._vocabulary.unpacked(bits)
+                mask[self._vocabulary.special] = False
+                if not mask.any():
+                    return None
+                # What allows the same as before may go on without end: `a` in the pattern a+b.
+                leaving = None
+                if known.get(bits, False) and searches:
+                    leaving, searches = self._leaving(state, mask, known), searches - 1
+                known[bits] = leaving is not None or bits not in known
+                closing = self._vocabulary.closing(mask, dice, is_sparing=trial > 0)
+                forced = [closing if leaving is None else leaving]
+            state.consume_tokens(forced)
+            tokens += forced
+        return tokens if state.is_accepting() and len(tokens) <= most else None
+
+    def _leaving(
+        self, state: "LLMatcher", mask: NDArray[np.bool_], known: Collection[bytes]
+    ) -> int | None:
+        """A token of one byte after which what may come is none of what is known."""
+        for id in self._vocabulary.of_one_byte:
+            if mask[id]:
+                after = state.deep_copy()
+                after.consume_token(id)
+                if after.is_accepting() or after.compute_bitmask() not in known:
+                    return id
+        return None
+
     def take(self, id: int, text: str) -> None:
         """Add a token. text: what became complete with it."""
         if not self.is_on:
@@ -116,6 +221,8 @@ class Matcher:
             return
         self._written += text
         self._waiting = self._waiting[1:] if self._waiting[:1] == [id] else []
+        follows = self._closing is not None and self._closing[:1] == [id]
+        self._closing = self._closing[1:] if self._closing is not None and follows else None
         if not self._state.consume_token(id):
             self._is_broken = True
         if self._constraint.is_optional and self._state.is_stopped():
@@ -151,7 +258,8 @@ class Matcher:
         if self._constraint.is_optional:
             return None, ""
         kind, text = self._constraint.kind, (self._written + rest).strip()
-        is_whole = reason == "stop" and self.has_begun and self._state.is_accepting()
+        is_whole = self.has_begun and self._state.is_accepting()
+        is_whole = is_whole and (reason == "stop" or (reason in _LIMITS and self.closes))
         if not is_whole or self._is_broken:
             why = _CUT.get(reason, "it failed").format(tokens=tokens)
             return False, f"the reply does not fit its {kind}: {why}"

@@ -4,6 +4,7 @@ Invariant: the bytes of a reply's tokens, one after the other, are its text; a t
 that property is refused by name.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _MOST_COMPILED = 8
 """Constraints that stay compiled, each in at most some 40 MB."""
+
+_CLOSES = 1_000
+"""More than the bytes of a token."""
 
 _SAMPLES = ("Two words, 3 signs.", "a b")
 
@@ -37,6 +41,7 @@ class Vocabulary:
     """A tokenizer for grammars. Raises ConstraintError for one that cannot be used.
 
     name: of the model, for the error. tokenizer: llguidance's. special: the ids that no text has.
+    of_one_byte: the ids of tokens with one.
     """
 
     def __init__(self, name: str, tokenizer: _Tokenizer, size: int) -> None:
@@ -56,6 +61,10 @@ class Vocabulary:
         tokens[tokenizer.end_id] = b"\xff<end>"
         self.end_id = tokenizer.end_id
         self._ids = {token: id for id, token in enumerate(tokens)}
+        self.of_one_byte = [id for token, id in self._ids.items() if len(token) == 1]
+        self._closeness = np.array([_closeness(token) for token in tokens])
+        self._sparing = self._closeness.copy()
+        self._sparing[[self._ids[text] for text in (b"[", b"{") if text in self._ids]] = _CLOSES - 2
         self.tokenizer = described(
             tokens, self.end_id, lambda text: tokenizer.encode(text, begins=False)
         )
@@ -71,10 +80,36 @@ class Vocabulary:
         """Whether a mask has one of the tokens with these bytes."""
         return any(mask[self._ids[text]] for text in texts if text in self._ids)
 
+    def closing(
+        self, mask: NDArray[np.bool_], dice: random.Random | None, *, is_sparing: bool
+    ) -> int:
+        """The token of a mask that seems to bring the end of a JSON text closest.
+
+        dice: chooses any token instead, but closes what can be closed. is_sparing: a list or an
+        object that may be empty is.
+        """
+        allowed = np.flatnonzero(mask)
+        closeness = (self._sparing if is_sparing else self._closeness)[allowed]
+        if not self.allows(mask, b"a"):  # outside of quotes, which one would only open
+            closeness[allowed == self._ids.get(b'"')] = 1
+        best = int(closeness.argmax())
+        if dice is not None and closeness[best] < _CLOSES:
+            best = dice.randrange(len(allowed))
+        return int(allowed[best])
+
     def unpacked(self, bitmask: bytes) -> NDArray[np.bool_]:
         """llguidance's mask as one truth value for each logit: (size,)."""
         bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
         return bits[: self.size].astype(bool)
+
+
+def _closeness(token: bytes) -> int:
+    """How soon JSON seems to end with a token: the more it closes, or says of a fixed text."""
+    if not token.strip(b'"]}'):
+        return _CLOSES + len(token) if token else -1
+    if token in (b"0", b"[]", b"{}"):
+        return _CLOSES - 1
+    return len(token) if token.strip() and b"\n" not in token and b"  " not in token else 0
 
 
 def _is_text_of_bytes(tokenizer: _Tokenizer, token_bytes: Callable[[int], bytes]) -> bool:
