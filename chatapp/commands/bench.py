@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -97,18 +96,15 @@ def bench(
 
 def _comparison(name: str, speed: "Speed") -> str:
     """One line with everything that a reader needs to compare it with another machine's."""
+    from chatapp.engine.kernels.machine import processor_name
+
     peer = speed.peer
     assert peer is not None
-    processor = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
-        processor = next(names, processor)
     return (
         f"{_PEER} (xllamacpp {peer.version}, {peer.kind}): {name}, {speed.precision}, "
         f"decode {speed.decode:,.1f} : {peer.decode:,.1f} = {speed.decode / peer.decode:.2f} ×, "
         f"prefill {speed.prefill:,.0f} : {peer.prefill:,.0f} = "
-        f"{speed.prefill / peer.prefill:.2f} ×; {processor}, {os.cpu_count()} cores, "
+        f"{speed.prefill / peer.prefill:.2f} ×; {processor_name()}, {os.cpu_count()} cores, "
         f"{platform.system()}; chatapp {__version__}, torch {version('torch')}, "
         f"Python {platform.python_version()}; {date.today()}"
     )

@@ -19,9 +19,11 @@ therefore training keeps the number it began with.
 
 import math
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,6 +86,15 @@ def machine_memory() -> Memory:
 
     memory = psutil.virtual_memory()
     return Memory(memory.total, memory.available)
+
+
+def processor_name() -> str:
+    """What the processor calls itself, as far as it is known."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 # Rounds of spinning before a thread sleeps: 260 µs. With 10,000 of them the bundled model writes a
