@@ -164,7 +164,7 @@ def threads_of_others() -> int | None:
             own = 0
             for thread in os.listdir("/proc/self/task"):
                 with open(f"/proc/self/task/{thread}/stat", "rb") as file:
-                    own += file.read().rpartition(b") ")[2][:1] == b"R"
+                    own += file.read(512).rpartition(b") ")[2][:1] == b"R"
         except (OSError, StopIteration):
             return None
         counts.append(running - own)
