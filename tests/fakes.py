@@ -46,7 +46,7 @@ class WordTokenizer:
     two texts are the tokens of their concatenation when the second does not go on a word.
     """
 
-    end_id = 0
+    end_id, names_end = 0, True
 
     def __init__(self, special: Sequence[str] = ()) -> None:
         """special: names of special tokens; they are encoded by their id alone."""

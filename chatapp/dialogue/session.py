@@ -39,7 +39,7 @@ from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer, with_const
 from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, FinishReason, Token
-from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
+from chatapp.engine.model import NO_TOKEN, ContextOverflow, Generate, LanguageModel, Sampling
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message, Role
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet
@@ -324,7 +324,8 @@ class Session:
             earlier = self._drawn.get(reply.id, []) if reply.calls == before.calls else []
             self._drawn[reply.id] = [*earlier, *tokens]
         if not reply.calls:
-            end_id = self.model.tokenizer.end_id
+            tokenizer = self.model.tokenizer
+            end_id = tokenizer.end_id if tokenizer.names_end else NO_TOKEN
             ids = (token.id for token in tokens if token.thought is None and token.id != end_id)
             self.writer.remember(reply.text, [*self.writer.reply_ids(before.text), *ids])
 

@@ -36,7 +36,7 @@ from chatapp.dialogue.writers.prompt import (
 )
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request
+from chatapp.engine.model import NO_TOKEN, ContextOverflow, Generate, LanguageModel, Request
 from chatapp.prompting.calls import CallFilter
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import CallPattern, Requested
@@ -247,7 +247,8 @@ def _drawn(
         yield from generate(request)
         return
     seconds = time.perf_counter() - started
-    whole = replace(request, forced=(*label.ids, model.tokenizer.end_id), messages=())
+    end = model.tokenizer.end_id if model.tokenizer.names_end else NO_TOKEN
+    whole = replace(request, forced=(*label.ids, end), messages=())
     for event in generate(whole):
         if isinstance(event, Finished):
             times = {"time_to_first_token": seconds, "seconds": seconds}

@@ -36,7 +36,12 @@ from chatapp.engine.files.gguf.vocabulary import (
     cuts_white_space,
     vocabulary_metadata,
 )
-from chatapp.engine.files.model_files import GGUF_KEYS, ModelFiles, read_generation_config
+from chatapp.engine.files.model_files import (
+    GGUF_KEYS,
+    GenerationConfig,
+    ModelFiles,
+    read_generation_config,
+)
 from chatapp.engine.files.safetensors import read_tensors
 from chatapp.engine.tokenizers.transformers_tokenizer import (
     save_tokenizer,
@@ -70,8 +75,8 @@ def write_gguf(
     architecture = family.gguf.architecture
     rows = network.get_input_embeddings().weight.shape[0]
     tokenizer = transformers_tokenizer(files.tokenizer)
-    vocabulary = _tokenizer_metadata(tokenizer, network, rows, str(files.tokenizer.path))
-    makers = read_generation_config(files).sampling
+    makers = read_generation_config(files)
+    vocabulary = _tokenizer_metadata(tokenizer, makers, rows, str(files.tokenizer.path))
     metadata = {
         "general.name": files.path.resolve().name,
         "general.file_type": int(_FILE_TYPES[kind]),
@@ -79,7 +84,7 @@ def write_gguf(
         f"{architecture}.vocab_size": rows,
         **vocabulary,
         **template,
-        **{GGUF_KEYS[name]: value for name, value in makers.items() if name in GGUF_KEYS},
+        **{GGUF_KEYS[name]: value for name, value in makers.sampling.items() if name in GGUF_KEYS},
     }
     tensors = dict(_tensors(network, family, config, origin))
     factors = position_factors(values, origin)
@@ -161,11 +166,20 @@ def write_adapter(files: ModelFiles, path: Path, kind: str, progress: Progress) 
 _LOW_RANK = (".lora_A.weight", ".lora_B.weight")
 
 
-def _tokenizer_metadata(tokenizer: Any, network: Any, rows: int, origin: str) -> Metadata:
-    named = {key: getattr(tokenizer, f"{name}_id") for name, key in NAMED_TOKENS.items()}
-    ends = network.generation_config.eos_token_id
-    others = [id for id in ends if id != tokenizer.eos_token_id] if isinstance(ends, list) else []
-    named |= zip(OTHER_ENDS, others, strict=False)
+def _tokenizer_metadata(
+    tokenizer: Any, makers: GenerationConfig, rows: int, origin: str
+) -> Metadata:
+    ids = {key: getattr(tokenizer, f"{name}_id") for name, key in NAMED_TOKENS.items()}
+    # Some classes name tokens that the files do not have.
+    named = {key: id for key, id in ids.items() if id is not None and id < rows}
+    own_end = named.get(NAMED_TOKENS["eos_token"])
+    others = sorted(id for id in makers.ends if id != own_end and id < rows)
+    ends = others if own_end is None else [own_end, *others]
+    if not ends:
+        raise ModelError(
+            f"{origin}: names no end-of-text token; llama.cpp would take a word for it"
+        )
+    named |= zip((NAMED_TOKENS["eos_token"], *OTHER_ENDS), ends, strict=False)
     metadata = vocabulary_metadata(tokenizer.backend_tokenizer, rows, named, origin)
     metadata["tokenizer.ggml.add_bos_token"] = bool(start_tokens(tokenizer))
     templates = tokenizer.chat_template or {}

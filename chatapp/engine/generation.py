@@ -34,6 +34,7 @@ from chatapp.engine.events import Alternative, Event, Finished, FinishReason, To
 from chatapp.engine.files.model_files import ModelFiles, read_generation_config
 from chatapp.engine.kernels.machine import ComputeLock
 from chatapp.engine.model import (
+    NO_TOKEN,
     ContextOverflow,
     Generate,
     PieceTokenizer,
@@ -231,7 +232,7 @@ class Continuation:
         self._cancel = request.cancel or threading.Event()
         self._checked = request.checked
         self._top = request.top
-        special = tokenizer.special
+        special, self._end_id = tokenizer.special, tokenizer.end_id
         self._ends = {*ends, *(special[text] for text in request.stop if text in special)}
         self._sampler = Sampler(request.sampling, self._prompt_tokens, request.bias)
         self._piece = piece
@@ -240,7 +241,8 @@ class Continuation:
         stops, repeats, is_json = request.stop, request.sampling.max_repeats, False
         if request.constraint is not None and vocabulary is not None:
             mark = special.get(request.constraint.after)
-            self._matcher = Matcher(request.constraint, vocabulary, self._ends, mark)
+            ends = {*self._ends, tokenizer.end_id}
+            self._matcher = Matcher(request.constraint, vocabulary, ends, mark)
             if not request.constraint.is_optional:
                 is_json = request.constraint.kind == "schema"
                 stops, repeats = (), repeats * is_json
@@ -280,8 +282,8 @@ class Continuation:
         """The events of the forced tokens, before any other is drawn."""
         events: list[Event] = []
         for id in self._forced:
-            if id in self._ends:
-                return [*events, self._end("stop", end_id=id)]
+            if id in self._ends or id == NO_TOKEN:
+                return [*events, self._end("stop", end_id=None if id == NO_TOKEN else id)]
             self.sequence.append(id)
             text = self._text.push(id)
             if self._matcher is not None:
@@ -339,7 +341,8 @@ class Continuation:
         """The events of a drawn token: the token, the end, or both."""
         if self.is_unbegun:
             self._time_to_first_token = time.perf_counter() - self._started
-        if drawn.id in self._ends:
+        is_limited = self._matcher is not None and self._matcher.is_on
+        if drawn.id in self._ends or (is_limited and drawn.id == self._end_id):
             return [self._end("stop", end_id=drawn.id, end_logprob=drawn.logprob)]
         self.sequence.append(drawn.id)
         text = self._text.push(drawn.id)
@@ -441,7 +444,8 @@ class LocalGenerator(ABC):
         self.vocabulary = vocabulary
         self.layers = layers
         self.tokenizer: Tokenizer = tokenizer
-        self.end_ids = {tokenizer.end_id} | read_generation_config(files).ends
+        self.end_ids = set(read_generation_config(files).ends)
+        self.end_ids |= {tokenizer.end_id} if tokenizer.names_end else set()
         self.piece = tokenizer.piece
         self.lock = ComputeLock()
 
@@ -507,7 +511,7 @@ class LocalGenerator(ABC):
 
     def open(self, request: Request) -> Continuation:
         """The state of a new request. Raises as `LanguageModel.generate` does."""
-        self.check_ids([*request.ids, *request.forced])
+        self.check_ids([*request.ids, *(id for id in request.forced if id != NO_TOKEN)])
         check_changeable(self.name, request.interventions, is_changeable=self.takes_interventions)
         if len(request.ids) >= self.context:
             raise ContextOverflow(

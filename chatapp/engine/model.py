@@ -34,11 +34,17 @@ class TextStream(Protocol):
         ...
 
 
+NO_TOKEN = -1
+"""In forced tokens: the end of a reply, of a model whose tokenizer names no token for it."""
+
+
 class Tokenizer(Protocol):
     """Text to token ids and back. No text of a user ever becomes a special token."""
 
     end_id: int
-    """The end-of-text token."""
+    """The end-of-text token; without one, what separates texts instead: see `names_end`."""
+    names_end: bool
+    """Whether it has an end-of-text token; otherwise `end_id` ends no reply without constraint."""
     size: int
     """Number of token ids."""
     special: Mapping[str, int]

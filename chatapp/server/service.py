@@ -246,8 +246,8 @@ class Service:
         names = {id: name for name, id in tokenizer.special.items()}
         return {
             "vocab_size": tokenizer.size,
-            "eos_token": names.get(tokenizer.end_id),
-            "eos_token_id": tokenizer.end_id,
+            "eos_token": names.get(tokenizer.end_id) if tokenizer.names_end else None,
+            "eos_token_id": tokenizer.end_id if tokenizer.names_end else None,
             "bos_token_ids": list(self.model.start),
             "model_max_length": self.model.context,
             "special_tokens": dict(tokenizer.special),

@@ -25,6 +25,7 @@ import chatapp
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.transformers_loading import context_of, load_network, load_one_stack
 from chatapp.engine.backends.transformers_model import NetworkModel, TransformersModel
+from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.machine import device_for
 from chatapp.engine.model import PieceTokenizer
@@ -132,6 +133,8 @@ def set_up_run(
     kind = objective_class(config)
     files = find_model(config.model)
     tokenizer, start = chat_tokenizer(files)
+    if not tokenizer.names_end:
+        raise ModelError(f"{config.model}: the tokenizer names no end-of-text token to teach")
     template = None
     if kind.uses_template:
         template = on_day(choose_template(config.data, files, tokenizer.special), begun)

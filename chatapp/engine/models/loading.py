@@ -8,7 +8,13 @@ from chatapp.common.parameters import check_choice
 from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec, RewardModel
 from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError, NoDecoder, one_sentence
-from chatapp.engine.files.model_files import SEQ_TO_SEQ, ModelFiles, TokenizerFiles, architectures
+from chatapp.engine.files.model_files import (
+    SEQ_TO_SEQ,
+    ModelFiles,
+    TokenizerFiles,
+    architectures,
+    read_generation_config,
+)
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.engine.models.resolving import (
     BUNDLED,
@@ -34,7 +40,7 @@ def load_model(
     "auto" is the fastest one on the device. Only `DECODERS` support others than float32; a server
     chooses its own. device: where it is computed; "auto" is a GPU for a large model, if there is
     one. say: gets a warning, before loading, if it needs more memory than is free, and a note
-    if a folder here has its name.
+    if a folder here has its name, or if no token ends its replies.
     """
     try:
         check_choice("precision", precision)
@@ -49,7 +55,13 @@ def load_model(
     if note := note_on_folder(name):
         say(note)
     with one_sentence(f"{files.path}: cannot be loaded"):
-        return _load(files, name, precision, device, say)
+        model = _load(files, name, precision, device, say)
+    if not (model.tokenizer.names_end or read_generation_config(files).ends):
+        say(
+            f"{name}: names no token that ends a text; a reply ends where its template stops it, "
+            "where it repeats itself, or at max_tokens"
+        )
+    return model
 
 
 def _load(

@@ -6,7 +6,7 @@ a special token, and a character is never split on its way to the screen.
 
 import codecs
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,24 +81,26 @@ class BPETokenizer:
     """The `Tokenizer` protocol over a byte-level tokenizer of the tokenizers library.
 
     backend: the tokenizer of the library.
-    end_id: the end-of-text token. It and the other special tokens decode to no text.
+    end_id: the end-of-text token; None for a tokenizer that has none, see `separator`. It and the
+    other special tokens decode to no text.
     text_size: one more than the largest id that text can become.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, end_id: int | None) -> None:
         if not isinstance(tokenizer.decoder, decoders.ByteLevel):
             raise NotByteLevel("the tokenizer is not a byte-level BPE")
-        end = _token(tokenizer, end_id)
-        if end is None:
-            raise ModelError(f"the end-of-text token has the id {end_id}, which is not a token")
-        tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
+        self.names_end = end_id is not None
+        if end_id is not None:
+            end = _token(tokenizer, end_id)
+            if end is None:
+                raise ModelError(f"the end-of-text token has the id {end_id}, which is not a token")
+            tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.backend = tokenizer
         self._alphabet = _byte_alphabet()
         self._added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
-        self.end_id = end_id
         ids = tokenizer.get_vocab(with_added_tokens=True).values()
         self.size: int = max(ids) + 1
         self.special: Mapping[str, int] = {
@@ -108,6 +110,7 @@ class BPETokenizer:
         self.text_size: int = max((id for id in ids if id not in special), default=-1) + 1
         if not self.text_size:
             raise ModelError("the tokenizer has no token of text; its vocabulary is empty")
+        self.end_id = separator(special, self.encode) if end_id is None else end_id
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
         with one_sentence(NO_TOKENS):
@@ -159,7 +162,7 @@ def _from_gguf(files: TokenizerFiles, file: "GGUFFile") -> BPETokenizer:
     from chatapp.engine.files.gguf.vocabulary import NAMED_TOKENS, tokenizer_of
 
     tokenizer = tokenizer_of(file, files.config)
-    return BPETokenizer(tokenizer, file.metadata[NAMED_TOKENS["eos_token"]])
+    return BPETokenizer(tokenizer, file.metadata.get(NAMED_TOKENS["eos_token"]))
 
 
 def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
@@ -185,8 +188,16 @@ def _read(folder: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _end_id(files: TokenizerFiles, tokenizer: tokenizers.Tokenizer) -> int:
-    """The end-of-text token: the tokenizer's own, else the model's, else GPT-2's name for it."""
+def separator(special: Collection[int], encode: Callable[[str], list[int]]) -> int:
+    """What stands between texts where no token ends one: a special token, else a line break."""
+    return min(special) if special else [*encode("\n"), 0][0]
+
+
+def _end_id(files: TokenizerFiles, tokenizer: tokenizers.Tokenizer) -> int | None:
+    """The end-of-text token: the tokenizer's own, else the model's, else GPT-2's name for it.
+
+    None for a tokenizer without one.
+    """
     for config in _named_tokens(files):
         token = config.get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
@@ -197,8 +208,6 @@ def _end_id(files: TokenizerFiles, tokenizer: tokenizers.Tokenizer) -> int:
     id = files.model.get("eos_token_id", known)
     if isinstance(id, int) and _token(tokenizer, id) is not None:
         return id
-    if known is None:
-        raise ModelError(f"{files.path}: the tokenizer names no end-of-text token")
     return known
 
 

@@ -15,6 +15,7 @@ from chatapp.engine.tokenizers.byte_level import (
     NO_TOKENS,
     BPETokenizer,
     NotByteLevel,
+    separator,
     tokens_before,
 )
 
@@ -70,7 +71,7 @@ class TransformersTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.end_id: int = tokenizer.eos_token_id
+        self.names_end = tokenizer.eos_token_id is not None
         self.size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
         named = set(tokenizer.all_special_tokens)
         self.special: Mapping[str, int] = {
@@ -83,6 +84,9 @@ class TransformersTokenizer:
         self.text_size: int = max(text, default=-1) + 1
         if not self.text_size:
             raise ModelError("the tokenizer has no token of text; its vocabulary is empty")
+        self.end_id: int = tokenizer.eos_token_id
+        if not self.names_end:
+            self.end_id = separator(special, self._encode)
         self.before = self._line_before()
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
@@ -181,8 +185,6 @@ def transformers_tokenizer(files: TokenizerFiles) -> Any:
         )
     if tokenizer.eos_token_id is None and tokenizer.sep_token_id is not None:
         tokenizer.eos_token = tokenizer.sep_token  # closes a text of BERT and its relatives
-    if tokenizer.eos_token_id is None:
-        raise ModelError(f"{files.path}: the tokenizer names no end-of-text token")
     return tokenizer
 
 

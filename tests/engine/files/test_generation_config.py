@@ -1,13 +1,21 @@
 """What a model's makers say: ends of every form, values of every kind, and nonsense."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from random_models import END
 
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.constraint.constraint import Constraint
+from chatapp.engine.errors import ModelError
+from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.model_files import GenerationConfig, ModelFiles, read_generation_config
-from chatapp.engine.model import Request, Sampling
+from chatapp.engine.model import NO_TOKEN, Request, Sampling
 from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import find_model
+
+WORDS = "names no token that ends a text; a reply ends where its template stops it"
 
 
 def files(path, says):
@@ -43,6 +51,41 @@ def test_an_end_that_is_not_the_tokenizers_ends_a_reply(make_gpt2):
     assert model.end_ids == {0, end}
     *shorter, finished = model.generate(Request([5, 6, 7], greedy))
     assert (finished.reason, len(shorter)) == ("stop", [each.id for each in drawn].index(end))
+
+
+def without_end(folder):
+    """A random model of a folder, whose tokenizer and configuration name no end."""
+    names = {"tokenizer.json": END, "config.json": "eos_token_id"}
+    for name, end in names.items():
+        file = folder / name
+        file.write_text(file.read_text().replace(end, end.replace("e", "E")))
+    (folder / "generation_config.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("ends", [None, 0, [0, 9]])
+def test_a_model_whose_tokenizer_names_no_end_loads_and_says_what_ends_a_reply(make_gpt2, ends):
+    folder = without_end(make_gpt2()[0])
+    if ends is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    said = []
+    model = load_model(str(folder), say=said.append)
+    assert model.end_ids == set(ends if isinstance(ends, list) else [0] if ends == 0 else [])
+    assert [WORDS in sentence for sentence in said] == [True] * (ends is None)
+    likely = Request([5, 6], Sampling(temperature=0.0, max_tokens=5, max_repeats=0), bias={0: 99.0})
+    *_, finished = model.generate(likely)
+    assert finished.reason == ("length" if ends is None else "stop")
+    *tokens, finished = model.generate(replace(likely, constraint=Constraint("pattern", "ab?")))
+    assert ("".join(token.text for token in tokens), finished.reason) == ("a", "stop")
+    *tokens, finished = model.generate(replace(likely, forced=(7, 8, NO_TOKEN)))
+    assert ([token.id for token in tokens], finished.reason) == ([7, 8], "stop")
+    files, out = find_model(str(folder)), folder / "a.gguf"
+    if ends is None:
+        with pytest.raises(ModelError, match="names no end-of-text token"):
+            write_gguf(files, out, "f32", {}, lambda done, total: None)
+        return
+    write_gguf(files, out, "f32", {}, lambda done, total: None)
+    assert load_model(str(out)).end_ids == model.end_ids
 
 
 def test_the_values_of_our_parameters_are_taken(tmp_path):

@@ -298,6 +298,7 @@ class RemoteTokenizer:
     """
 
     special: Mapping[str, int]
+    names_end = True
 
     _PIECE = re.compile(r" ?(?:[A-Za-z]{1,5}|.)", re.DOTALL)
 

@@ -182,13 +182,13 @@ NAMED_TOKENS = {
 def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
     """The named tokens, the chat templates, and whether texts begin with a token.
 
-    Raises ModelError when a token's id is invalid, or there is no end-of-text token.
+    Raises ModelError when a token's id is invalid.
     """
     tokens = file.metadata.get("tokenizer.ggml.tokens") or []
     config: dict[str, Any] = {}
     for name, key in NAMED_TOKENS.items():
         id = file.metadata.get(key)
-        if id is None and name != "eos_token":
+        if id is None:
             continue
         if not isinstance(id, int) or not 0 <= id < len(tokens):
             raise ModelError(f"{file.path}: {key} is {shown(id)}; expected a token's id")
