@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chatapp.common.parameters import seeded
 from chatapp.dialogue.events import Options
 from chatapp.dialogue.turn import Trimmer, answer, complete
-from chatapp.dialogue.writers.chat_template import ChatWriter
+from chatapp.dialogue.writers.choosing import ChatWriter
 from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling

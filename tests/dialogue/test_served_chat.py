@@ -9,8 +9,7 @@ from completions_server import CompletionsServer, delta, piece, replied, said
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.reading import read
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.writers.chat_template import SERVED
-from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.dialogue.writers.choosing import SERVED, choose_template
 from chatapp.engine.events import Finished
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN

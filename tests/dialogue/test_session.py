@@ -20,8 +20,7 @@ from chatapp.dialogue.reading import usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
-from chatapp.dialogue.writers.chat_template import ChatWriter
-from chatapp.dialogue.writers.choosing import choose_template, mismatch
+from chatapp.dialogue.writers.choosing import ChatWriter, choose_template, mismatch
 from chatapp.dialogue.writers.prompt import MessageTooLong
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles

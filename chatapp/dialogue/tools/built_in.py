@@ -4,19 +4,11 @@ Invariant: an expression is parsed by the grammar below and never executed; its 
 and the size of every number in it are bounded. A number stays an exact fraction until it is
 printed, and a rounded one is marked. A time includes its zone and a date its day of the week.
 
-    sum     = product {("+"
- "-") product}
-    product = sign {("*"
- "/"
- "//"
- "mod"
- "of") sign}
-    sign    = ("-"
- "+") sign
- power
+    sum     = product {("+" | "-") product}
+    product = sign {("*" | "/" | "//" | "mod" | "of") sign}
+    sign    = ("-" | "+") sign | power
     power   = part ["**" sign]
-    part    = (number
- "(" sum ")") {"%"}
+    part    = (number | "(" sum ")") {"%"}
 
 `%` before a number or a parenthesis is the remainder, elsewhere per cent.
 """

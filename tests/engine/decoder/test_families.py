@@ -17,13 +17,12 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.decoder import decoder, parts
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import DECODERS
-from chatapp.engine.decoder.summary import parameter_formula
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.linear import has_kernels
 from chatapp.engine.kernels.native_layers import FEW_ROWS
 from chatapp.engine.model import Request, Sampling
-from chatapp.engine.models.description import describe
+from chatapp.engine.models.description import describe, parameter_formula
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.inspectable import inspectable
 

@@ -16,12 +16,18 @@ from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels import linear as linear_module
-from chatapp.engine.kernels import native, torch_layers
-from chatapp.engine.kernels.linear import BFloat16Linear, linear_layer, precision_for
+from chatapp.engine.kernels import native
+from chatapp.engine.kernels.linear import (
+    BFloat16Linear,
+    Int4Linear,
+    Int8Linear,
+    linear_layer,
+    precision_for,
+    quantise_int4,
+)
 from chatapp.engine.kernels.machine import Memory
 from chatapp.engine.kernels.rounding import GROUP, quantise
 from chatapp.engine.kernels.torch_internals import onednn_int8_takes_eight_bits
-from chatapp.engine.kernels.torch_layers import Int4Linear, Int8Linear, quantise_int4
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import BUNDLED, model_folder
@@ -41,7 +47,7 @@ def bits(request, monkeypatch):
     """How many bits of an activation this machine multiplies exactly; 7 can be had on all."""
     if request.param == 8 and not onednn_int8_takes_eight_bits():
         pytest.skip("this CPU has no VNNI: 8 bits overflow")
-    monkeypatch.setattr(torch_layers, "onednn_int8_takes_eight_bits", lambda: request.param == 8)
+    monkeypatch.setattr(linear_module, "onednn_int8_takes_eight_bits", lambda: request.param == 8)
     return int(request.param)
 
 
@@ -100,7 +106,7 @@ def test_a_cpu_whose_products_overflow_in_eight_bits():
     program = """
 import torch
 from chatapp.engine.kernels.rounding import quantise
-from chatapp.engine.kernels.torch_layers import Int8Linear
+from chatapp.engine.kernels.linear import Int8Linear
 for rows in (1, 16):
     y = Int8Linear(*quantise(torch.ones(64, 4096)))(torch.ones(rows, 4096))
     assert torch.allclose(y, torch.tensor(4096.0)), y
