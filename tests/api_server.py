@@ -25,6 +25,7 @@ class Client:
     session: ClientSession
     address: str
     model: LanguageModel
+    service: Service
 
     async def post(self, path: str, body: Any, **options: Any) -> Any:
         """The answer's JSON, and its status as "status" if that is not 200."""
@@ -67,7 +68,7 @@ async def serving(
     port = runner.addresses[0][1]
     try:
         async with ClientSession() as session:
-            yield Client(session, f"http://127.0.0.1:{port}", model)
+            yield Client(session, f"http://127.0.0.1:{port}", model, service)
     finally:
         await runner.cleanup()
         await asyncio.to_thread(service.close)
