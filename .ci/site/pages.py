@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -73,6 +74,17 @@ def on_files(files: Files, config: Any) -> Files:
         add(files, config, path, path.removesuffix(".md"), content=content)
     add(files, config, "reference.md", "reference", content=REFERENCE)
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The page as Python's Markdown wants it: what stands behind the language of a block is its
+    title (`run` is a mark for the tests), and what belongs to an entry of a list is indented by 4.
+    """
+    markdown = re.sub(r"^( *```\w+) run$", r"\1", markdown, flags=re.M)
+    markdown = re.sub(r"^( *```\w+) ([\w.-]+)$", r'\1 title="\2"', markdown, flags=re.M)
+    in_list = re.compile(r"^( {2,3})```.*?^\1```$", re.M | re.S)
+    markdown = in_list.sub(lambda block: indent(block[0], " " * (4 - len(block[1]))), markdown)
+    return re.sub(r"(?<=\n\n) {2,3}(?=\S)", "    ", markdown)
 
 
 def add(files: Files, config: Any, path: str, address: str, **source: str) -> None:

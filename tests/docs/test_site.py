@@ -44,6 +44,11 @@ def test_every_guide_and_every_lesson_has_a_page_with_its_title(site):
     assert len(texts) == len(GUIDES) + len(NAMES) + 2  # the card, and the reference
 
 
+def test_no_block_of_code_is_left_as_text(site):
+    for path in pages(site).values():
+        assert "```" not in path.read_text(encoding="utf-8"), path
+
+
 def test_a_page_asks_no_other_host_for_anything(site):
     for path in [*pages(site).values(), *site.rglob("*.css")]:
         text = path.read_text(encoding="utf-8")
