@@ -17,9 +17,6 @@ _SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 320,
     "vocab_size": 340,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
 }
 
 _STRETCHED = {
@@ -149,11 +146,37 @@ SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     ),
 }
 
+_GPT2_SIZES = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 320, "vocab_size": 340}
+GPT2_SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "gpt2, tied": (transformers.GPT2Config, {}),
+    "gpt2, untied, wide inner layer": (
+        transformers.GPT2Config,
+        {"n_layer": 3, "n_head": 2, "n_embd": 48, "n_inner": 80, "tie_word_embeddings": False},
+    ),
+    "gpt2, scaled by layer": (
+        transformers.GPT2Config,
+        {
+            "n_layer": 4,
+            "n_head": 8,
+            "n_embd": 64,
+            "scale_attn_by_inverse_layer_idx": True,
+            "activation_function": "gelu_pytorch_tanh",
+            "layer_norm_epsilon": 1e-3,
+        },
+    ),
+    "gpt2, unscaled, exact gelu": (
+        transformers.GPT2Config,
+        {"scale_attn_weights": False, "activation_function": "gelu"},
+    ),
+}
+
 
 def make_family(shape: str, folder: Path) -> Any:
     """Write a random model of a shape to a folder; returns transformers' model."""
-    config, changes = SHAPES[shape]
-    model = transformers.AutoModelForCausalLM.from_config(config(**_SIZES | changes))
+    config, changes = (SHAPES | GPT2_SHAPES)[shape]
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    sizes = (_SIZES if shape in SHAPES else _GPT2_SIZES) | ends
+    model = transformers.AutoModelForCausalLM.from_config(config(**sizes | changes))
     randomize(model)
     add_usual_norms(model)
     model.save_pretrained(folder)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -215,16 +214,6 @@ def test_without_a_file_the_library_is_listed(run):
     assert "there is no prompt file" in result.err
 
 
-def test_inputs_from_a_pipe(run, spam, model, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor() as pool:
-        written = pool.submit(pipe.write_bytes, b"one\ntwo\n")
-        result = run("run", spam, "--inputs", str(pipe))
-        written.result()
-    assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
-
-
 def test_a_full_disk(run, spam, model, tmp_path):
     path, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     path.write_text("one\ntwo\n")
@@ -296,21 +285,6 @@ def test_a_model_that_fails_on_one_input(run, french, use_model, tmp_path):
     assert result.status == 1
     assert "line 2: broken" in result.err
     assert [row.get("output") for row in rows(output)] == ["un", None, "trois"]
-
-
-@pytest.mark.parametrize("cut", [0.0, 0.3, 0.5, 0.999, 1.0])
-def test_a_cut_output_is_continued(run, spam, model, tmp_path, cut):
-    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    inputs.write_text("".join(f"mail number {n}\n\n" for n in range(50)))
-    command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
-    run(*command)
-    whole = output.read_bytes()
-    known = whole[: int(cut * len(whole))]
-    output.write_bytes(known)
-    assert run(*command).status == 0
-    assert output.read_bytes().startswith(known[: known.rfind(b"\n") + 1])
-    assert [row["line"] for row in rows(output)] == list(range(1, 100, 2))
-    assert [row["input"] for row in rows(output)] == [f"mail number {n}" for n in range(50)]
 
 
 def test_an_output_of_another_run_is_refused(run, spam, model, tmp_path):

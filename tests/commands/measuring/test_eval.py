@@ -1,15 +1,10 @@
 """`chatapp eval`: a table, a report that is kept, tasks of the paper, and LAMBADA."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 
 import pytest
 from fakes import ScriptedModel
 from ranges import check_ranges
-from tiny import write_tiny_gpt2
 
 TASK = """
 labels   = ["animal", "plant"]
@@ -202,32 +197,3 @@ def test_what_the_user_can_put_right(run, task, test_file, model, tmp_path, opti
     assert result.status == 2
     assert error in result.err
     assert result.err.count("\n") == 1
-
-
-def test_killed_it_goes_on(task, tmp_path):
-    model = write_tiny_gpt2(tmp_path / "model")
-    test = tmp_path / "many.jsonl"
-    items = [{"text": f"fox {n}", "label": "animal"} for n in range(400)]
-    test.write_text("".join(json.dumps(item) + "\n" for item in items))
-    folder = tmp_path / "report"
-    command = [
-        *(sys.executable, "-m", "chatapp", "eval", task, "--test", str(test), "--shots", "0,2"),
-        *("--model", str(model), "--report", str(folder), "--json"),
-    ]
-    environment = {**os.environ, "CHATAPP_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    answers = folder / "answers.jsonl"
-    while not answers.exists() or answers.read_bytes().count(b"\n") < 100:
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
-    first = answers.read_bytes()
-    assert first.count(b"\n") < 801
-    done = subprocess.run(command, env=environment, capture_output=True, check=True)
-    assert len(json.loads(done.stdout)["results"]) == 4
-    assert answers.read_bytes().startswith(first[: first.rfind(b"\n") + 1])
-    rows = [json.loads(line) for line in answers.read_text().splitlines()[1:]]
-    assert [(row["shots"], row["item"]) for row in rows] == [
-        (shots, item) for shots in (0, 2) for item in range(400)
-    ]
