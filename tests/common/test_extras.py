@@ -16,8 +16,8 @@ from chatapp.common.extras import DISTRIBUTION, EXTRAS, MissingPackage, require
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OF_TESTS = {"test", "docs", "bundled-model"}
-"""Extras for those who have the repository."""
+WITHOUT_SENTENCE = {"test", "docs", "bundled-model", "llm"}
+"""Extras for those who have the repository, and for a program that calls this one."""
 
 
 def test_the_extras_are_those_of_the_project():
@@ -26,7 +26,7 @@ def test_the_extras_are_those_of_the_project():
         re.split("[><=]", requirement)[0].replace("-", "_"): extra
         for extra, requirements in PROJECT["optional-dependencies"].items()
         for requirement in requirements
-        if extra not in OF_TESTS and not requirement.startswith(DISTRIBUTION)
+        if extra not in WITHOUT_SENTENCE and not requirement.startswith(DISTRIBUTION)
     }
     assert declared == EXTRAS
 
