@@ -88,7 +88,8 @@ def measure_learning(
     windows = [window for window in windows[:WINDOWS] if len(window) > 1]
     if windows:
         row |= _losses(model, windows)
-        texts = [_whole_words(model.tokenizer.decode(window[:_PASSAGE])) for window in windows]
+        texts = [model.tokenizer.decode(window[:_PASSAGE]) for window in windows]
+        texts = [" ".join(text.split()[:-1]) for text in texts]  # the last word may be cut
         word = lambada(model, [text for text in texts if is_passage(text)]).figures
         if "last_word" in word:
             row["last_word"] = word["last_word"].accuracy
@@ -118,8 +119,3 @@ def _losses(model: LanguageModel, windows: Sequence[Sequence[int]]) -> dict[str,
     early = losses[:, int(0.05 * length) : max(1, int(0.15 * length))]
     late = losses[:, int(0.9 * length) - 1 :]
     return {"window_loss": float(losses.mean()), "in_context": float(late.mean() - early.mean())}
-
-
-def _whole_words(text: str) -> str:
-    """A text without its last word, which may have been cut."""
-    return " ".join(text.split()[:-1])

@@ -100,7 +100,8 @@ class ModelScreen(Dialog[str | None]):
                 _Row(it.name, self._entry(it.name, it.about, it.origin)) for it in self._models
             ],
             "To download": [
-                _Row(it.name, self._entry(it.name, _offer(it)), it) for it in self._to_get
+                _Row(it.name, self._entry(it.name, f"{it.size} · {it.licence} · {it.purpose}"), it)
+                for it in self._to_get
             ],
         }
         self._rows = []
@@ -216,8 +217,3 @@ class ModelScreen(Dialog[str | None]):
             self._tell(event.problem)
         else:
             self.dismiss(event.name)
-
-
-def _offer(model: KnownModel) -> str:
-    """The facts of a downloadable model, on one line."""
-    return f"{model.size} · {model.licence} · {model.purpose}"

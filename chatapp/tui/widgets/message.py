@@ -132,7 +132,9 @@ class MessageView(Vertical, can_focus=True):
         self._correction.display = correction is not None
         self._sources.update(given_places(message.sources))
         self._sources.display = bool(message.sources)
-        self._show_note(note)
+        self.note = note
+        self._note.update(printable(note))
+        self._note.display = bool(note)
         self._show_body()
 
     def show_time(self, time: bool) -> None:
@@ -212,11 +214,6 @@ class MessageView(Vertical, can_focus=True):
         if self._rendered is not None:
             rendered, self._rendered = self._rendered, None
             await rendered.remove()
-
-    def _show_note(self, note: str) -> None:
-        self.note = note
-        self._note.update(printable(note))
-        self._note.display = bool(note)
 
     def append(self, text: str) -> None:
         """Add streamed text."""

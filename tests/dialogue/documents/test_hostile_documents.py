@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from chatapp.common.foreign import printable
-from chatapp.dialogue.documents.html import html_blocks
-from chatapp.dialogue.documents.passages import Unreadable, read_blocks
+from chatapp.dialogue.documents.passages import Unreadable, html_blocks, read_blocks
 from chatapp.dialogue.documents.reader import DocumentReader
 from chatapp.dialogue.documents.search import Documents
 from chatapp.dialogue.documents.sources import fitting, texts_in_prompt

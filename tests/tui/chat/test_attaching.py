@@ -94,7 +94,7 @@ async def test_a_file_is_attached_only_after_it_was_shown(open_app, monkeypatch)
 
 
 async def test_a_long_pasted_text_attaches_nothing_unseen(open_app, monkeypatch):
-    monkeypatch.setattr("chatapp.tui.chat.attaching._LONGEST", 20)
+    monkeypatch.setattr("chatapp.tui.chat.screen._LONGEST", 20)
     async with open_app() as driver:
         await driver.order("as long as too long @notes/sea.md")
         await driver.until(lambda: driver.texts)
