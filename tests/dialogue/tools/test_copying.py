@@ -4,11 +4,11 @@ import re
 import time
 
 import pytest
-from chatapp.dialogue.tools.copying import form_of, forms
 
 from chatapp.common.paths import tools_dir
 from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.schemas import misfit
+from chatapp.dialogue.tools.tool_choice import form_of, forms
 
 TOOLS = find_tools().tools
 
