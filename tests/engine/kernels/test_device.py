@@ -10,7 +10,7 @@ from random_models import logits_of
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.kernels import machine, precision
+from chatapp.engine.kernels import linear, machine
 from chatapp.engine.kernels.machine import device_for
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
@@ -35,7 +35,7 @@ def test_a_large_model_takes_the_gpu_there_is(monkeypatch, wanted, kind):
     assert device_for("auto", "auto", 3_000_000).type == "cpu"
     assert device_for("auto", "int8", LARGE).type == "cpu"
     assert device_for("cpu", "auto", LARGE).type == "cpu"
-    assert precision.precision_for("auto", LARGE, torch.device(wanted)) == kind
+    assert linear.precision_for("auto", LARGE, torch.device(wanted)) == kind
 
 
 def test_a_gpu_without_room_for_a_model_is_left_alone(monkeypatch):
