@@ -78,7 +78,7 @@ def errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
 
 def _verdict(error: BaseException) -> tuple[int, str]:
     """Exit status and sentence of an error."""
-    from chatapp.common.userfiles import UserError, invalid_path
+    from chatapp.common.userfiles import UserError, invalid_path, system_error
     from chatapp.tasks.evaluation.journal import NotWritten
     from finetune.config.sections import Interrupted
 
@@ -88,7 +88,10 @@ def _verdict(error: BaseException) -> tuple[int, str]:
         return 2, problem
     if isinstance(error, Interrupted):
         return 130, str(error)
-    if isinstance(error, FloatingPointError | OSError | MemoryError | NotWritten):
+    if (failure := system_error(error)) is not None:
+        why = reason(failure)
+        return 1, f"{failure.filename}: {why}" if failure.filename else why
+    if isinstance(error, FloatingPointError | MemoryError | NotWritten):
         return 1, str(error) or "there is not enough memory; try a smaller train.batch_size"
     if isinstance(error, RuntimeError) and "memory" in str(error):
         line = str(error).strip().splitlines()[0]

@@ -378,6 +378,10 @@ def whole_file(path: Path, *, is_secret: bool = False) -> Iterator[Path]:
         if path.exists() and not is_secret:
             shutil.copymode(path, draft)
         os.replace(draft, path)
+    except OSError as error:
+        if error.errno:  # one of a write names no file
+            error.filename = error.filename or str(path)
+        raise
     finally:
         draft.unlink(missing_ok=True)
 
@@ -434,8 +438,20 @@ def invalid_path(problem: BaseException) -> str | None:
     return None
 
 
+def system_error(problem: BaseException) -> OSError | None:
+    """What the system said, also where a library puts it in words of its own: safetensors and
+    tokenizers with its number, numpy for a write that was cut off. None for any other error.
+    """
+    if " requested and " in str(problem):
+        return OSError(errno.ENOSPC, DISK_FULL)
+    if match := re.search(r"\(os error (\d+)\)", str(problem)):
+        return OSError(int(match[1]), os.strerror(int(match[1])))
+    return problem if isinstance(problem, OSError) else None
+
+
 def reason(problem: Exception) -> str:
     """Why the system refused, in short words: its own, where they are plain."""
+    problem = system_error(problem) or problem
     if isinstance(problem, OSError) and problem.errno in _PLAIN:
         return _PLAIN[problem.errno]
     return getattr(problem, "strerror", None) or str(problem) or type(problem).__name__

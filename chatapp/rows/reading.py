@@ -362,13 +362,14 @@ def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
     def decoded() -> Iterator[str]:
         # Bytes that are not UTF-8 become lone surrogates here, and an error at their row.
         nonlocal row_bytes
-        for number, line in enumerate(chain([first], whole)):
+        for index, line in enumerate(chain([first], whole)):
             row_bytes += len(line)
             if row_bytes > _LONGEST_ROW:
                 raise RowsError(
-                    f"{file.name}, line {number + 1}: a row is longer than {_LONGEST_ROW:,} bytes"
+                    f"{file.name}, line {number}: a row is longer than {_LONGEST_ROW:,} bytes; "
+                    "what comes after it cannot be read"
                 )
-            line = line if number else line.removeprefix(_BOM)
+            line = line if index else line.removeprefix(_BOM)
             yield line.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
 
     lines = decoded()

@@ -54,9 +54,11 @@ def chatapp(*arguments):
     )
 
 
-def test_a_server_in_the_background(home):
+@pytest.mark.parametrize("open_to", ["", "--host 0.0.0.0 --expose --key-env API_KEY"])
+def test_a_server_in_the_background(home, monkeypatch, open_to):
+    monkeypatch.setenv("API_KEY", "secret")
     port = str(closed_port())
-    started = chatapp("api", "--background", "--port", port)
+    started = chatapp("api", "--background", "--port", port, *open_to.split())
     try:
         assert started.returncode == 0, started.stderr
         assert f"http://127.0.0.1:{port}/v1" in started.stdout

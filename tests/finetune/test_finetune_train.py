@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny_finetune as tiny
 import torch
+from full_disk import full_after
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -165,6 +166,12 @@ def test_the_commands_and_their_exit_status(tmp_path, monkeypatch):
     done = runner.invoke(app, ["train", str(path)])
     assert (done.exit_code, done.stdout) == (2, "")
     assert "holds a run already" in done.stderr
+    with full_after(500):
+        done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'full'}"])
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (
+        1,
+        f"{tmp_path / 'full' / 'run.json'}: File too large",
+    )
     done = runner.invoke(app, ["resume", run])
     assert (done.exit_code, done.stdout) == (0, f"{run}\n"), done.stderr
     done = runner.invoke(app, ["merge", run, str(tmp_path / "merged")])

@@ -12,7 +12,7 @@ import typer
 
 from chatapp.commands import options as shared
 from chatapp.commands.console import FAILED, complain, progress, write
-from chatapp.common.userfiles import UserError, reason
+from chatapp.common.userfiles import UserError, reason, system_error
 
 if TYPE_CHECKING:
     from chatapp.engine.files.model_files import ModelFiles
@@ -93,7 +93,9 @@ def _export(name: str, output: Path, type: str, *, unmerged: bool, force: bool) 
         remark = write(files, output, type)
         parts = [output] if is_file else [*output.iterdir()]
         size = sum(part.stat().st_size for part in parts)
-    except OSError as error:
+    except Exception as error:
+        if system_error(error) is None:
+            raise
         raise UserError(f"{output}: cannot be written: {reason(error)}") from None
     if remark:
         complain(remark)

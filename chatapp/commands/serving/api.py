@@ -177,9 +177,10 @@ def _run(
     def announce(_: str) -> None:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{port}/v1"
-        if access.hosts and (lock := claim()) is not None:
+        if (lock := claim()) is not None:
             claimed.append(lock)
-            note(Running(os.getpid(), OwnServer(address, own_key=access.key), (*described,)))
+            own = address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+            note(Running(os.getpid(), OwnServer(own, own_key=access.key), (*described,)))
         models = ", ".join(served)
         print(f"Serving {models} on {address} · Ctrl+C ends it", file=sys.stderr, flush=True)
 

@@ -5,10 +5,12 @@ import json
 import peft
 import pytest
 import torch
+from full_disk import full_after
 from random_models import save_random
 from tiny import write_tiny_gpt2
 from transformers import AutoModelForCausalLM
 
+from chatapp.common.userfiles import DISK_FULL, reason
 from chatapp.engine.models.loading import read_tokenizer
 from chatapp.engine.models.resolving import has_bundled
 from chatapp.prompting.template import CHAT, PLAIN, save_template
@@ -80,6 +82,17 @@ def test_what_cannot_be_exported_is_told(run, model, tmp_path):
         assert (status, printed) == (2, "")
         assert words in err
         assert err.count("\n") == 1
+
+
+def test_an_export_beyond_the_room_is_one_sentence(run, model, tmp_path):
+    """Safetensors and numpy have errors of their own for it."""
+    out = tmp_path / "other"
+    with full_after(20_000):
+        status, _, err = run("models", "export", str(model), str(out))
+        assert run("models", "export", str(model), str(tmp_path / "other.gguf")).status == 2
+    assert (status, err) == (2, f"chatapp: {out}: cannot be written: File too large\n")
+    assert not (tmp_path / "other.gguf").exists()
+    assert reason(OSError("786432 requested and 31408 written")) == DISK_FULL
 
 
 SIZES = {
