@@ -1,12 +1,9 @@
 """Commands with a model on a server: what they print, and what they say it cannot do."""
 
 import json
-from pathlib import Path
 
 import pytest
 from completions_server import CompletionsServer, break_off, piece, said, usage
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Chats held with a prompt file: what is sent, which examples, what fits, and what is kept."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,9 +32,6 @@ DIALOGUE = [("Hello.", "Welcome to Caracas."), ("Is it big?", "Yes, very big.")]
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-WriteFile = Callable[..., str]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,9 +28,6 @@ from chatapp.prompting.messages import Message, text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, save_template
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-MakeSession = Callable[..., Session]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from completions_server import CompletionsServer
 from fakes import ScriptedModel
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import SessionEvent, Started, interleaved
+from chatapp.dialogue.events import Started, interleaved
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.variants import Pair, Variant
@@ -20,8 +20,6 @@ from chatapp.engine.models.resolving import BUNDLED
 
 SHORT = Variant("own", "auto", "", Sampling(temperature=1.0, seed=1, max_tokens=6))
 LONG = Variant("own", "auto", "", Sampling(temperature=0.7, seed=2, max_tokens=30))
-
-Numbered = list[tuple[int, SessionEvent | Exception]]
 
 
 @pytest.fixture(autouse=True)

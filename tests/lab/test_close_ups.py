@@ -1,7 +1,5 @@
 """Close-ups show the numbers of transformers' own weights and hidden states, in every family."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -9,12 +7,9 @@ from family_shapes import START
 from hooked import blocks_of, parts_of
 from random_models import view_of
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
 from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
 from chatapp.lab.views.layer_views import Norms
-
-Pair = tuple[LocalModel, Any]
 
 IDS = [5, 17, 93, 200, 41, 5, 18, 77, 123, 4, 9, 31, 30, 21, 8, 7]
 

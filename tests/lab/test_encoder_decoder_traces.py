@@ -1,7 +1,6 @@
 """Both stacks of T5 and BART, and the attention between them, are transformers' own."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from chatapp.lab.inspectable import inspectable
 from chatapp.lab.views.attention_views import Attention, CrossAttention
 from chatapp.lab.views.layer_views import Layers
 from chatapp.lab.views.text_views import Tokens
-
-Pair = tuple[EncoderDecoderModel, EncoderDecoderTrace, Any]
 
 
 @pytest.fixture(scope="module", params=SEQ2SEQ)

@@ -1,7 +1,6 @@
 """Attribution, ablation, patching and circuits against hooks of transformers, in every family."""
 
 import functools
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from random_models import save_random
 from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import parse_parts, switched_off
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.circuit import small_circuit
@@ -29,8 +27,6 @@ from chatapp.lab.reruns import Contrast, LabError, Reading
 
 CLEAN = torch.randint(0, 340, (14,), generator=torch.Generator().manual_seed(3)).tolist()
 CORRUPT = [*CLEAN[:5], 17, *CLEAN[6:9], 200, *CLEAN[10:13], 91]
-
-Pair = tuple[Decoder, Any]
 
 
 @pytest.fixture(scope="module", params=["gpt2", *SHAPES])

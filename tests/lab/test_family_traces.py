@@ -1,29 +1,21 @@
 """What is shown of every family is what transformers computes, and each point can be changed."""
 
-from typing import Any
-
 import pytest
 import torch
-from family_shapes import SHAPES, make_family
+from family_shapes import GPT2_SHAPES, SHAPES, make_family
 from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.traces import DecoderTrace
 
 IDS = torch.randint(0, 340, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 
-Pair = tuple[Decoder, Any]
 
-
-@pytest.fixture(scope="module", params=["gpt2", *SHAPES])
-def pair(request, tmp_path_factory, make_gpt2):
-    if request.param == "gpt2":
-        folder, reference = make_gpt2(n_layer=3)
-    else:
-        folder = tmp_path_factory.mktemp("family")
-        reference = make_family(request.param, folder)
+@pytest.fixture(scope="module", params=[*GPT2_SHAPES, *SHAPES])
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("family")
+    reference = make_family(request.param, folder)
     reference.set_attn_implementation("eager")
     return load_decoder(ModelFiles.read(folder)), reference
 
@@ -62,6 +54,10 @@ def test_attention_weights_and_what_layers_predict(pair):
     assert torch.allclose(trace.logits(0, len(IDS)), output.logits[0], atol=1e-4)
     for position in (0, 20, len(IDS) - 1):
         assert torch.allclose(trace.layer_logits(position), lens[:, position], atol=1e-4)
+        row = torch.from_numpy(trace.attention(position))
+        assert torch.allclose(row, theirs[:, :, position, : position + 1], atol=1e-4)
+    assert torch.allclose(trace.layer_logits(5)[-1], trace.logits(5, 6)[0], atol=1e-4)
+    assert len(trace.lens(5)) == trace.layers + 1
 
 
 def test_each_point_is_seen_once_in_order_and_nothing_changes(pair):

@@ -1,7 +1,6 @@
 """A part that is switched off is switched off in every family and wherever a text is computed."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.backends.transformers_model import TransformersModel
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import (
     UNCHANGED,
     Change,
@@ -31,8 +29,6 @@ from chatapp.lab.inspectable import inspectable
 IDS = torch.randint(0, 340, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
-
-Pair = tuple[Decoder, Any]
 
 
 @pytest.fixture(scope="module", params=["gpt2", *SHAPES])

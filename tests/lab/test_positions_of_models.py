@@ -1,7 +1,5 @@
 """Positions switched off and shuffled are transformers' own model with other position_ids."""
 
-from typing import Any
-
 import pytest
 import torch
 from family_shapes import make_family
@@ -13,8 +11,6 @@ from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.lab.views.architecture_views import Positions
 
 TEXT, OTHER = [5, 17, 93, 5, 41, 18], [5, 41, 93, 5, 17, 18]
-
-Pair = tuple[LocalModel, Any]
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama, shared keys, tied"])

@@ -1,7 +1,6 @@
 """What mattered in a prompt is what transformers' own gradients and masks say, in every family."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.prompt_parts import PartSpan, parts_of_segments, parts_of_text, rank_correlation
 from chatapp.lab.views.prompt_part_view import attribute_prompt
 from chatapp.prompting.messages import Segment
-
-Pair = tuple[LocalModel, Any]
 
 PROMPT = [5, 17, 93, 200, 41, 5, 18, 77, 123]
 SPANS = [PartSpan("example 1", 0, 3), PartSpan("example 2", 3, 6), PartSpan("input", 6, 9)]

@@ -2,7 +2,6 @@
 
 import json
 import math
-from typing import Any
 
 import gguf
 import numpy as np
@@ -12,7 +11,6 @@ from family_shapes import START
 from hooked import blocks_of
 
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Request, Sampling
 from chatapp.lab.steering import (
@@ -26,8 +24,6 @@ from chatapp.lab.steering import (
     steering,
     sweep,
 )
-
-Pair = tuple[LocalModel, Any]
 
 PAIRS = [("The quick fox", "Hello, who"), ("a small model", "my friend"), ("jumps", "it costs 5")]
 GREEDY = Sampling(temperature=0, max_tokens=5)

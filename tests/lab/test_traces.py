@@ -19,22 +19,8 @@ from chatapp.engine.generation import Sampler
 from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.lab.inspectable import Inspectable, inspectable
 from chatapp.lab.predictions import Cut
-from chatapp.lab.traces import Trace
 
 IDS = torch.randint(1, 340, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-SHAPES: dict[str, dict[str, Any]] = {
-    "tied": {},
-    "untied, scaled by layer": {
-        "n_layer": 3,
-        "n_head": 8,
-        "n_embd": 64,
-        "tie_word_embeddings": False,
-        "scale_attn_by_inverse_layer_idx": True,
-    },
-    "unscaled, exact gelu": {"scale_attn_weights": False, "activation_function": "gelu"},
-}
-
-Pair = tuple[Trace, Any]
 
 
 def inspect(model, ids):
@@ -59,34 +45,9 @@ def near(ours, theirs):
     return float((ours - theirs).abs().max()) <= 1e-4
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def pair(request, make_gpt2):
-    folder, reference = make_gpt2(**SHAPES[request.param])
-    return inspect(LocalModel.load(ModelFiles.read(folder)), IDS), reference
-
-
-def test_attention_weights_are_those_of_transformers(pair):
-    trace, reference = pair
-    theirs = torch.stack(eager(reference, IDS).attentions)[:, 0]
-    assert near(torch.from_numpy(trace.attentions()), theirs)
-    for position in (0, 1, 17, len(IDS) - 1):
-        row = torch.from_numpy(trace.attention(position))
-        assert near(row, theirs[:, :, position, : position + 1])
-        assert near(row.sum(2), torch.ones(trace.layers, trace.heads))
-
-
-def test_each_layer_predicts_what_norm_and_head_make_of_its_state(pair):
-    trace, reference = pair
-    output = eager(reference, IDS)
-    *early, last = output.hidden_states
-    with torch.no_grad():
-        norm, head = reference.transformer.ln_f, reference.lm_head
-        theirs = torch.stack([*(head(norm(state[0])) for state in early), head(last[0])])
-    for position in (0, 20, len(IDS) - 1):
-        assert near(trace.layer_logits(position), theirs[:, position])
-    assert near(trace.logits(0, len(IDS)), output.logits[0])
-    assert near(trace.layer_logits(5)[-1], trace.logits(5, 6)[0])
-    assert len(trace.lens(5)) == trace.layers + 1
+@pytest.fixture(scope="module")
+def pair(gpt2):
+    return inspect(LocalModel.load(ModelFiles.read(gpt2[0])), IDS), gpt2[1]
 
 
 def test_predictions_are_the_softmax_of_the_logits(pair):
@@ -109,8 +70,8 @@ def test_predictions_are_the_softmax_of_the_logits(pair):
     assert found[-1].actual is None
 
 
-def test_many_positions_are_computed_in_parts(pair, monkeypatch, make_gpt2):
-    model = LocalModel.load(ModelFiles.read(make_gpt2()[0]))
+def test_many_positions_are_computed_in_parts(monkeypatch, gpt2):
+    model = LocalModel.load(ModelFiles.read(gpt2[0]))
     whole = inspect(model, IDS)
     monkeypatch.setattr("chatapp.lab.traces.ROWS", 7)
     parts = inspect(model, IDS)

@@ -43,8 +43,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma3_text": _SIZES | {"head_dim": 8},
 }
 
-Pair = tuple[Any, Any]
-
 
 @pytest.fixture(scope="module", params=SHAPES)
 def pair(request, tmp_path_factory, bpe):

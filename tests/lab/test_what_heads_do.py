@@ -12,7 +12,6 @@ from hooked import blocks_of, parts_of
 
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import load_decoder
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.heads import (
     Sums,
@@ -23,8 +22,6 @@ from chatapp.lab.heads import (
     sample_texts,
 )
 from chatapp.lab.views.head_views import MEASURES, HeadScores, score_heads
-
-Pair = tuple[Decoder, Any]
 
 START = [7, 8]
 RANDOM = [[3, 5, 9, 2, 11, 4] * 2, [21, 22, 23, 24, 25, 26] * 2]

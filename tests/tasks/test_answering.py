@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -18,8 +17,6 @@ from chatapp.tasks import answering
 from chatapp.tasks.answering import CONTENT_FREE, Answer, Answerer, sampling_of
 from chatapp.tasks.files.promptfile import PromptFile, load_prompt
 from chatapp.tasks.selection.select import Select, build_selector
-
-LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
 
 LABELS = ("User", "Assistant", "no", "yes, said he")
 POOL = Pool(

@@ -9,8 +9,6 @@ from chatapp.dialogue.documents import passages, reader
 from chatapp.dialogue.documents.passages import Unreadable, read_blocks, read_bytes
 from chatapp.dialogue.documents.reader import DocumentReader
 
-Texts = list[tuple[str, str]]
-
 
 def blocks(name, content):
     data = content.encode() if isinstance(content, str) else content

@@ -12,8 +12,6 @@ from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
 
-Pair = tuple[list[int], list[int]]
-
 
 def expected(model, pair):
     context, continuation = pair

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, processors
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.decoder import decoder, parts
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles
@@ -27,8 +26,6 @@ from chatapp.engine.models.loading import load_model
 from chatapp.lab.inspectable import inspectable
 
 IDS = torch.randint(0, 340, (300,), generator=torch.Generator().manual_seed(1)).tolist()
-
-Pair = tuple[Decoder, Any]
 
 
 @pytest.fixture(scope="module", params=[*SHAPES, *GPT2_SHAPES])

@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hostile_models import answer, hostile_models
@@ -18,8 +16,6 @@ from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.models.description import describe
 from chatapp.engine.models.loading import load_model
-
-MakeGPT2 = Callable[..., tuple[Path, Any]]
 
 
 @pytest.fixture

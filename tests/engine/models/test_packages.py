@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +32,6 @@ PACKAGE = Package(
 )
 PYTHON = sys.executable
 REPOSITORY = Path(fetching.__file__).parents[3]
-
-UsePackage = Callable[[Package], None]
 
 
 @pytest.fixture(autouse=True)

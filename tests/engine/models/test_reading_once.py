@@ -2,7 +2,6 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from chatapp.engine.models.resolving import find_model, model_identity
 
 GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}
 
-Opened = Callable[[Callable[[], object]], Counter[str]]
 
 _seen: list[str] | None = None
 

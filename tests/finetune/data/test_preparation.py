@@ -1,7 +1,6 @@
 """From the [data] section to examples: nothing lost uncounted, nothing measured is learned."""
 
 import json
-from typing import Any
 
 import pytest
 from fakes import WordTokenizer
@@ -13,8 +12,6 @@ from chatapp.prompting.template import ALPACA, CHAT, save_template
 from finetune.config.sections import ConfigError, Data
 from finetune.data.encoding import Span
 from finetune.data.preparation import HELD_OUT, choose_template, encode_chats
-
-Rows = list[dict[str, Any]]
 
 
 def pairs(count, start=0):

@@ -23,7 +23,6 @@ from finetune.run import examine, show
 from finetune.training.draws import Rollouts, current_tensors
 from finetune.training.setup import set_up_run
 
-QUIET = Console(stderr=True, quiet=True)
 LENGTHS = [9, 14, 8, 20, 6, 10, 13, 7]
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
 

@@ -32,7 +32,6 @@ from finetune.objectives.rewards import Rewards
 from finetune.objectives.rows import PairRows
 
 BETA, RATE, LENGTH, SIZE = 0.3, 2e-3, 24, tiny.VOCABULARY + 1
-Columns = list[dict[str, Any]]
 REWARDS = {f"{side}_reward": f"rewards/{side}" for side in ("chosen", "rejected")}
 REWARDS["margin"] = "rewards/margins"
 PAIRED = {**REWARDS, "accuracy": "rewards/accuracies"}

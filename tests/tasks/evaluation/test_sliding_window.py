@@ -1,14 +1,11 @@
 """Perplexity: every token once, with the context that the stride leaves, as transformers has it."""
 
 import math
-from collections.abc import Callable, Sequence
 
 import pytest
 from fakes import ScriptedModel
 
 from chatapp.tasks.evaluation.language_modelling import perplexity
-
-LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
 
 TEXT = "the river ran down to the old mill, and nobody asked it why it did so. " * 8
 
