@@ -18,6 +18,7 @@ from chatapp.commands.options import JsonOption, ModelOption, PrecisionOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.tasks.evaluation.peer import Peer
     from chatapp.tasks.evaluation.speed import Speed
 
 _PEER = "llama.cpp"
@@ -48,7 +49,6 @@ def bench(
 
         from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
         from chatapp.engine.generation import LocalGenerator
-        from chatapp.tasks.evaluation.peer import Peer, llama_cpp
         from chatapp.tasks.evaluation.speed import measure
 
         if not isinstance(language_model, LocalGenerator):
@@ -61,6 +61,7 @@ def bench(
         peer: AbstractContextManager[Peer | None] = nullcontext()
         if against is not None:
             from chatapp.engine.backends.local import LocalModel
+            from chatapp.tasks.evaluation.peer import llama_cpp
 
             if not isinstance(language_model, LocalModel) or language_model.device.type != "cpu":
                 raise UserError(f"{settings.model}: {_PEER} is measured beside decoders on the CPU")
@@ -72,8 +73,15 @@ def bench(
     if as_json:
         write_json({"model": settings.model, "load_seconds": loading, **asdict(speed)})
         return
+    lines = _table(settings.model, loading, speed)
+    width = max(map(len, lines))
+    write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items()))
+
+
+def _table(name: str, loading: float, speed: "Speed") -> dict[str, str]:
+    """What is shown of a model's speed. loading: seconds."""
     lines = {
-        "model": f"{settings.model}, {speed.precision}, {speed.device}, {speed.threads} threads",
+        "model": f"{name}, {speed.precision}, {speed.device}, {speed.threads} threads",
         "load": f"{loading:,.2f} s, including imports",
         "prefill": f"{speed.prefill:,.0f} tokens/s, {speed.prefill_tokens} tokens",
         "decode": f"{speed.decode:,.1f} tokens/s, {speed.decode_tokens} tokens after "
@@ -89,9 +97,8 @@ def bench(
             + (", from the processor's cache" if speed.limit_share > 1 else "")
         )
     if speed.peer is not None:
-        lines["against"] = _comparison(settings.model, speed)
-    width = max(map(len, lines))
-    write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items()))
+        lines["against"] = _comparison(name, speed)
+    return lines
 
 
 def _comparison(name: str, speed: "Speed") -> str:

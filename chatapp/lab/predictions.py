@@ -9,8 +9,8 @@ from torch import Tensor
 
 from chatapp.common.shading import percent
 from chatapp.engine.constraint.matching import Allowed, Matcher
-from chatapp.engine.generation import Sampler
 from chatapp.engine.model import Sampling
+from chatapp.engine.sampling import Sampler
 
 
 @dataclass(frozen=True, slots=True)

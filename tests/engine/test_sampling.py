@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers.generation import logits_process as reference
 
-from chatapp.engine.generation import Sampler
 from chatapp.engine.model import Sampling
+from chatapp.engine.sampling import Sampler
 
 VOCABULARY = 300
 

@@ -15,8 +15,8 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.generation import Sampler
 from chatapp.engine.model import ContextOverflow, Request, Sampling
+from chatapp.engine.sampling import Sampler
 from chatapp.lab.inspectable import Inspectable, inspectable
 from chatapp.lab.predictions import Cut
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import UserError
-from chatapp.engine.exporting import write_gguf
-from chatapp.engine.files.model_files import ModelFiles
+
+if TYPE_CHECKING:
+    from chatapp.engine.files.model_files import ModelFiles
 
 PACKAGE = "xllamacpp"
 """A wheel that has llama.cpp in it."""
@@ -74,7 +75,7 @@ def _answer(process: "subprocess.Popen[str]") -> Any:
 
 
 @contextmanager
-def llama_cpp(files: ModelFiles, precision: str, threads: int) -> Iterator[Peer]:
+def llama_cpp(files: "ModelFiles", precision: str, threads: int) -> Iterator[Peer]:
     """llama.cpp with a model's weights as a GGUF file. threads: the most it gets.
 
     Raises UserError without `PACKAGE`, for a precision that a GGUF file does not have, and where
@@ -88,6 +89,8 @@ def llama_cpp(files: ModelFiles, precision: str, threads: int) -> Iterator[Peer]
         ) from None
     if precision not in _KINDS:
         raise UserError(f"llama.cpp is measured in {', '.join(_KINDS)}, not in {precision}")
+    from chatapp.engine.exporting import write_gguf
+
     kind, processes = _KINDS[precision], list["subprocess.Popen[str]"]()
     bare = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))}
     with TemporaryDirectory() as folder:

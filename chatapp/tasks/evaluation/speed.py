@@ -14,12 +14,13 @@ from statistics import median
 import torch
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.generation import LocalGenerator, Sampler
+from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.kernels.linear import precision_for
 from chatapp.engine.kernels.native import kernels
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.description import WEIGHT_BYTES, ModelSizes, memory_needed
 from chatapp.engine.models.known_models import KnownModel
+from chatapp.engine.sampling import Sampler
 from chatapp.tasks.evaluation.peer import Peer, PeerSpeed
 
 PROMPT = 64

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.generation import Sampler
 from chatapp.engine.kernels import machine as machine_module
 from chatapp.engine.kernels.machine import (
     LOOK_EVERY,
@@ -23,6 +22,7 @@ from chatapp.engine.kernels.machine import (
     wait_briefly,
 )
 from chatapp.engine.model import Request, Sampling
+from chatapp.engine.sampling import Sampler
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [("-m", "chatapp", "complete", "Once"), ("-m", "finetune", "eval", "no-such-run")]
