@@ -20,6 +20,7 @@ from chatapp.common.settings import load_settings
 from chatapp.common.userfiles import UserError, suggestion
 from chatapp.dialogue.chat import Chat, Decision, never
 from chatapp.dialogue.events import Options, Started
+from chatapp.dialogue.lessons.outcome import afresh
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis, StoredMessage
@@ -127,12 +128,14 @@ class OpenModel:
         pattern: str | None = None,
         grammar: str | None = None,
         stop: Sequence[str] = (),
+        cache: bool = True,
         **sampling: float | int | None,
     ) -> "Completion":
         """Continue a text, without a dialogue.
 
         schema, pattern, grammar: what the completion may look like; at most one of them. stop:
-        strings that end it. sampling: as in `chat`. Raises ValueError for an empty text, wrong
+        strings that end it. cache: False computes each token from the whole text, to show what that
+        saves. sampling: as in `chat`. Raises ValueError for an empty text, wrong
         values and an unusable constraint, ContextOverflow for a text that fills the window.
         """
         given = {"schema": schema, "pattern": pattern, "grammar": grammar}
@@ -148,6 +151,7 @@ class OpenModel:
             constraint=constraint,
             stop=stop,
             changes=self.changes,
+            generate=None if cache else afresh(self.model),
         )
         *tokens, finished = complete(self.model, text, options)
         assert isinstance(finished, Finished)

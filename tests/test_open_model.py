@@ -187,3 +187,23 @@ def test_a_token_is_named_by_its_text_and_a_prompt_file_is_chatted_with(model) -
     assert str(chat.say("You won a prize!")) in ("spam", "ham")
     assert chat.inspect().prompt().texts == draft.texts
     assert "title=" in model.complete("Once", max_tokens=2)._repr_html_()
+
+
+def test_without_the_cache_nothing_is_kept_and_the_tokens_are_the_same(model, monkeypatch):
+    read = []
+    forward = model.model.decoder.forward
+
+    def counted(ids, *arguments, **options):
+        read.append(len(ids))
+        return forward(ids, *arguments, **options)
+
+    monkeypatch.setattr(model.model.decoder, "forward", counted)
+    text = "One day a cat and a dog met in the garden, and the cat said"
+    options = {"temperature": 0, "max_tokens": 6, "repetition_penalty": 1}
+    cached = model.complete(text, **options)
+    before = len(read)
+    whole = model.complete(text, cache=False, **options)
+    assert [token.id for token in whole.tokens] == [token.id for token in cached.tokens]
+    size = whole.finished.prompt_tokens
+    assert read[before:] == [size + number for number in range(6)]
+    assert sum(read[:before]) < 2 * size + 12

@@ -100,7 +100,7 @@ class Session:
         self.chat = chat
         self.model = model
         self.template = template or choose_template(model, "", chat.basis.asked_template)
-        self._generate = generate
+        self.generate = generate
         self._sampling = sampling
         self._sampling_is_set = False
         self._file_sampling: Mapping[str, int | float] = {}
@@ -218,7 +218,7 @@ class Session:
                 self.chat.interventions,
                 plan.forced,
                 top=top,
-                generate=self._generate,
+                generate=self.generate,
             )
             *history, newest = self._exchanges(plan.messages, plan.text, prompt.sources)
             exchanges = [*history, replace(newest, thoughts=reply.thoughts)]

@@ -345,6 +345,10 @@ class LocalGenerator(ABC):
     def forget(self) -> None:
         """Drop the cache, after an aborted computation."""
 
+    def start_over(self) -> None:
+        """Drop everything that was computed, for whoever holds the lock."""
+        self.forget()
+
     @abstractmethod
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         """Log-probabilities of each row's tokens from its index `first` on.
@@ -360,6 +364,10 @@ class LocalGenerator(ABC):
     def generate(self, request: Request) -> Iterator[Event]:
         """See `LanguageModel.generate`. An invalid request raises here, before the first event."""
         return self._run(self.open(request))
+
+    def generate_afresh(self, request: Request) -> Iterator[Event]:
+        """The same without any cache: each token is computed from the whole text before it."""
+        return self._run(self.open(request), is_afresh=True)
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """See `LanguageModel.generate_many`. One after another."""
@@ -437,9 +445,12 @@ class LocalGenerator(ABC):
             if not 0 <= id < self.vocabulary:
                 raise ValueError(f"token id {id} is not in the vocabulary of {self.vocabulary}")
 
-    def _run(self, reply: Continuation) -> Iterator[Event]:
+    def _run(self, reply: Continuation, *, is_afresh: bool = False) -> Iterator[Event]:
         yield from reply.begin()
         while not reply.has_ended:
+            if is_afresh:
+                with self.lock:
+                    self.start_over()
             try:
                 drawn = self._draw(reply)
             except FAILURES as failure:

@@ -82,6 +82,8 @@ def failures(expect: Expect, outcome: "StepOutcome") -> Iterator[str]:
     for layer, token in expect.layers.items():
         if (likeliest := outcome.likeliest(layer)) != token:
             yield f"the likeliest token after layer {layer} is {likeliest!r}, expected {token!r}"
+    if expect.slower is not None:
+        yield from _outside("times as long without the cache", outcome.slower, expect.slower)
     for head, bounds in expect.induction.items():
         yield from _outside(f"the induction score of {head}", outcome.induction(head), bounds)
     for part, bounds in expect.share.items():

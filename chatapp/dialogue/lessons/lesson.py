@@ -25,7 +25,7 @@ from chatapp.common.userfiles import (
 from chatapp.common.validation import located, validated
 
 SHIPPED = Path(__file__).parent / "shipped"
-NAMES = ("completion", "tokens", "sampling", "attention", "demonstrations", "teaching")
+NAMES = ("completion", "tokens", "sampling", "attention", "demonstrations", "teaching", "cache")
 """The lessons of the program, in the order of a course."""
 
 PLAIN_TEXT = SHIPPED / "text.toml"
@@ -82,9 +82,10 @@ class Expect(_Table):
     reply, lacks: what the reply contains, and does not. tokens, count: of the text. likeliest,
     probability, entropy, left: of the next token, before sampling parameters; `left` is the number
     of tokens that they leave. attends: the chosen token's weight on others by the chosen head, or
-    the mean of all heads. layers: the likeliest token after a layer, at the chosen token.
-    induction: of heads, on random tokens. share: of parts in the difference of two logits.
-    examples: in the prompt.
+    the mean of all heads. layers: the likeliest token after a layer, at the chosen token. slower:
+    how many times as long the reply's later tokens take without the cache, where they have to be
+    the same. induction: of heads, on random tokens. share: of parts in the difference of two
+    logits. examples: in the prompt.
     """
 
     reply: list[Text] = []
@@ -100,6 +101,7 @@ class Expect(_Table):
     induction: dict[Head, Bounds] = {}
     share: dict[str, Bounds] = {}
     examples: Bounds | None = None
+    slower: Bounds | None = None
 
 
 class Step(_Table):
@@ -107,9 +109,9 @@ class Step(_Table):
 
     text: what the lecturer says. prompt: a text that the model continues; message: one that it
     answers in a chat, with prompt_file after the demonstrations of that file. reply: whether the
-    model writes anything. view: the inspector's tab; token, head: chosen in it. off: parts of the
-    model, as for /ablate. model, settings: in place of the lesson's. predict: a question; what is
-    shown waits for a guess.
+    model writes anything. cache: false computes each of its tokens from the whole text. view: the
+    inspector's tab; token, head: chosen in it. off: parts of the model, as for /ablate. model,
+    settings: in place of the lesson's. predict: a question; what is shown waits for a guess.
     """
 
     title: Text
@@ -118,6 +120,7 @@ class Step(_Table):
     message: Text | None = None
     prompt_file: Text | None = None
     reply: bool = True
+    cache: bool = True
     model: Text | None = None
     settings: Settings = {}
     off: str = ""
@@ -216,6 +219,8 @@ class Lesson:
             refuse("head", "has no 'view' beside it that is 'attention' or 'why'")
         if (step.expect.reply or step.expect.lacks) and not step.reply:
             refuse("expect", "is about the reply, and 'reply' is false")
+        if not step.reply and not (step.cache and step.expect.slower is None):
+            refuse("reply", "is false, and 'cache' or 'slower' is about the reply")
         if step.expect.attends and step.token is None:
             refuse("expect", "has 'attends', and no 'token' is beside it")
         if step.expect.layers and step.token is None:

@@ -74,7 +74,8 @@ def _step(lesson: Lesson, step: Step) -> list[str]:
     lines, shown = [], []
     if step.prompt is not None:
         if step.reply:
-            lines.append(f"reply = {model}.complete({step.prompt!r}{settings})")
+            cache = "" if step.cache else ", cache=False"
+            lines.append(f"reply = {model}.complete({step.prompt!r}{settings}{cache})")
         lines.append(f"read = {model}.inspect({step.prompt!r}{settings})")
         whole = "reply.inspection" if step.reply else "read"
     else:
@@ -96,6 +97,8 @@ def _step(lesson: Lesson, step: Step) -> list[str]:
         shown.append(f"read.{step.view}({token})")
     elif step.view is not None:
         shown.append(f"read.{_VIEWS[step.view]}()")
+    if any(not other.cache for other in lesson.steps) and step.reply:
+        shown.append('f"{reply.finished.seconds:.2f} seconds"')
     if shown:
         lines.append(f"display({', '.join(shown)})")
     if step.off:

@@ -11,6 +11,9 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.decoder.interventions import parse_parts, switched_off
+from chatapp.engine.events import Finished, Token
+from chatapp.engine.generation import LocalGenerator
+from chatapp.engine.model import Generate, Request
 from chatapp.lab.heads import own_decoder
 from chatapp.lab.inspectable import inspectable
 from chatapp.lab.views.attention_views import Attention
@@ -39,7 +42,7 @@ class StepOutcome:
             parts = parse_parts(step.off, own_decoder(model).decoder.architecture)
             chat.interventions = switched_off(parts)
         self._changes = chat.interventions
-        session = Session(chat, model)
+        session = Session(chat, model, generate=None if step.cache else afresh(model))
         session.sampling = lesson.sampling_of(step)  # also in place of a prompt file's
         try:
             if step.reply:
@@ -72,6 +75,18 @@ class StepOutcome:
     def next(self) -> NextToken:
         """The distribution after the text, before and after the sampling parameters."""
         return NextToken.of(self._inside.stepper(self.ids, self._sampling, self._changes))
+
+    @cached_property
+    def slower(self) -> float:
+        """How many times as long the reply's tokens after the first take without the cache. Raises
+        UserError where they are not the same."""
+        request = Request(self.ids, self._sampling, interventions=self._changes)
+        (cached, own), (whole, others) = map(
+            _timed, (self._model.generate, afresh(self._model)), [request] * 2
+        )
+        if own != others:
+            raise UserError("without the cache the reply has other tokens")
+        return whole / cached
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -125,3 +140,18 @@ class StepOutcome:
         """The share of each part in the difference of the two likeliest tokens after the text."""
         why = Why.of(ask(self._model, self.ids, interventions=self._changes), effects=False)
         return {part.name: part.share for part in why.components}
+
+
+def afresh(model: "LanguageModel") -> Generate:
+    """Draws replies without the cache. Raises UserError for a model that is computed elsewhere."""
+    if not isinstance(model, LocalGenerator):
+        raise UserError(f"{model.name}: its cache is not in this process")
+    return model.generate_afresh
+
+
+def _timed(generate: Generate, request: Request) -> tuple[float, list[int]]:
+    """The seconds after the first token, and the tokens."""
+    *tokens, end = generate(request)
+    assert isinstance(end, Finished)
+    ids = [token.id for token in tokens if isinstance(token, Token)]
+    return end.seconds - end.time_to_first_token, ids

@@ -146,9 +146,12 @@ class LocalModel(LocalGenerator):
     def change(self, interventions: Interventions) -> None:
         if interventions != self._interventions:
             self._interventions = interventions
-            self._pool.clear()
-            self._lookup = Lookup()
-            self._read_last = ([], torch.empty(0))
+            self.start_over()
+
+    def start_over(self) -> None:
+        self._pool.clear()
+        self._lookup = Lookup()
+        self._read_last = ([], torch.empty(0))
 
     def next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()

@@ -143,6 +143,12 @@ class LessonScreen(ChatScreen):
         conversation = self.conversation
         conversation.use_basis(Basis(prompt=self._lesson.prompt_file_of(step)))
         conversation.set_sampling(self._lesson.sampling_of(step))
+        if conversation.session is not None and not step.cache:
+            from chatapp.dialogue.lessons.outcome import afresh
+
+            conversation.session.generate = afresh(conversation.session.model)
+        elif conversation.session is not None:
+            conversation.session.generate = None
         self.controls.models.show()
         if step.off:
             await self.commands.run(f"/ablate {step.off}")

@@ -33,6 +33,7 @@ def write(folder, text):
         ('prompt = "Hi"\nview = "why"\nhead = "1"', "line 8: 'step[1].head' is the string '1'"),
         ('prompt = "Hi"\nexpect = {entropy = [2, 1]}', "'step[1].expect.entropy' is a list"),
         ('message = "Hi"\nprompt_file = "no.toml"', "'step[1].prompt_file' is the string"),
+        ('prompt = "Hi"\nreply = false\ncache = false', "'cache' or 'slower' is about the reply"),
         (
             'prompt = "Hi"\nreply = false\nexpect = {reply = ["a"]}',
             "'step[1].expect' is about the reply",

@@ -35,7 +35,7 @@ def test_a_notebook_shows_what_its_lesson_says(name, tmp_path, monkeypatch):
             continue
         while "display(" not in (cell := next(cells)).source and step.view:
             pass
-        shown = [output for output in cell.outputs if output.output_type == "display_data"]
+        shown = [output for output in cell.outputs if "text/html" in output.get("data", {})]
         assert len(shown) == step.reply + (step.view is not None)
         if step.reply:
             reply = text_of(shown[0])

@@ -1,4 +1,4 @@
-"""The six lessons of the program show what their texts say, with the bundled model."""
+"""The lessons of the program show what their texts say, with the bundled model."""
 
 from functools import cache
 
