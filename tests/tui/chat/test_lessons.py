@@ -28,6 +28,7 @@ title = "Off"
 text = "Without a head."
 prompt = "Anna saw a zanfo. Anna saw a z"
 off = "4.0 4.1"
+cache = false
 [[step]]
 title = "Read"
 text = "Tokens alone."
@@ -121,6 +122,7 @@ async def test_a_teacher_steps_through_it(open_app, tmp_path):
         await lecture.press("right")
         assert not lecture.replies[1].startswith("anfo")
         assert "without 4.0 4.1" in driver.screen_text
+        assert lecture.screen.conversation.session.generate is not None
 
         await lecture.press("right")
         assert lecture.replies == []
@@ -130,6 +132,7 @@ async def test_a_teacher_steps_through_it(open_app, tmp_path):
 
         await lecture.press("left", "left")
         assert lecture.replies[1].startswith("anfo"), "a step that was guessed at waits no more"
+        assert lecture.screen.conversation.session.generate is None
 
 
 async def test_the_screen_stays_live_and_the_chat_untouched(open_app, tmp_path):
