@@ -31,9 +31,9 @@ def test_a_notebook_shows_what_its_lesson_says(name, tmp_path, monkeypatch):
     for step in lesson.steps:
         while f"## {step.title}\n" not in next(cells).source:
             pass
-        if not step.input:
+        if not step.input or not (step.reply or step.view):
             continue
-        while "display(" not in (cell := next(cells)).source and step.view:
+        while "display(" not in (cell := next(cells)).source:
             pass
         shown = [output for output in cell.outputs if "text/html" in output.get("data", {})]
         assert len(shown) == step.reply + (step.view is not None)
