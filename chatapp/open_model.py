@@ -159,7 +159,7 @@ class OpenModel:
         written = "".join(t.text for t in drawn) + finished.text
         prompt = self.model.tokenizer.encode(text)
         read = Inspection(self, [*prompt, *(token.id for token in drawn)], len(prompt))
-        return Completion(written, drawn, finished, read)
+        return Completion(written, drawn, finished, read, self.changes.words)
 
     def inspect(self, text: str = "", **sampling: float | int | None) -> "Inspection":
         """What the model makes of a text: each view is a method, such as `why`, `attention` or
@@ -229,7 +229,7 @@ class Reply:
         self.finish()
         rest = "" if self.finished is None else self.finished.text  # None where it was left
         visible = [token for token in self.tokens if token.thought is None]
-        return _shaded(visible, rest)
+        return _shaded(visible, rest, self.message.changes)
 
     def finish(self) -> None:
         """Draw what is left."""
@@ -301,7 +301,10 @@ class OpenChat:
         return Inspection(self.model, ids, len(prompt.ids), prompt.segments, sampling)
 
     def _repr_html_(self) -> str:
-        rows = (f"<p><b>{m.role.title()}</b> {escape(m.text)}</p>" for m in self.messages)
+        rows = (
+            f"<p><b>{m.role.title()}</b> {escape(m.text)}{_mark(m.changes)}</p>"
+            for m in self.messages
+        )
         return f'<div style="white-space: pre-wrap">{"".join(rows)}</div>'
 
     def close(self) -> None:
@@ -327,18 +330,19 @@ def _decision(
 @dataclass(frozen=True)
 class Completion:
     """A continued text. tokens: those drawn, each with its `probability`. finished: its end.
-    inspection: of the text with its continuation."""
+    inspection: of the text with its continuation. changes: inside the model, in words."""
 
     text: str
     tokens: tuple[Token, ...]
     finished: Finished
     inspection: "Inspection" = field(repr=False)
+    changes: str = ""
 
     def __str__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
-        return _shaded(self.tokens, self.finished.text)
+        return _shaded(self.tokens, self.finished.text, self.changes)
 
 
 class Inspection:
@@ -488,7 +492,12 @@ class Evaluation:
         return rich_html(table(self.results), 200)
 
 
-def _shaded(tokens: Sequence[Token], rest: str) -> str:
+def _mark(changes: str) -> str:
+    """What a reply of a changed model carries; changes: in words, "" for none."""
+    return f" <small>({escape(changes)})</small>" if changes else ""
+
+
+def _shaded(tokens: Sequence[Token], rest: str, changes: str) -> str:
     """Tokens as HTML: the likelier, the darker; the probability appears at the pointer. rest: what
     was held back until the end."""
     spans = []
@@ -497,4 +506,6 @@ def _shaded(tokens: Sequence[Token], rest: str) -> str:
         style = f"background: rgba(46, 125, 50, {0.55 * likely:.2f})"
         title = f"{token.piece!r}: {likely:.1%}"
         spans.append(f'<span style="{style}" title="{escape(title)}">{escape(token.text)}</span>')
-    return f'<div style="white-space: pre-wrap">{"".join(spans)}{escape(rest)}</div>'
+    return (
+        f'<div style="white-space: pre-wrap">{"".join(spans)}{escape(rest)}{_mark(changes)}</div>'
+    )

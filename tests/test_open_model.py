@@ -79,7 +79,10 @@ def test_what_is_changed_inside_lasts_as_long_as_the_context(model):
         assert "without 3 4.mlp" in repr(model).replace(",", "")
         assert model.inspect("Once upon a").next().to_json() != before
         chat.say("Hello!").finish()
+        completed = model.complete("Once", max_tokens=2)
     assert chat.messages[-1].changes
+    for shown in (chat, chat.reply, completed):
+        assert "(without 3 4.mlp)" in shown._repr_html_()
     assert not model.changes
     assert model.inspect("Once upon a").next().to_json() == before
     with pytest.raises(ValueError, match="99"), model.changed("99.mlp"):

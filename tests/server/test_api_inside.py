@@ -64,7 +64,8 @@ async def test_every_view_answers_or_says_in_a_sentence_why_not(client):
             assert (answer["status"], "\n" in answer["error"]["message"]) == (400, False)
 
 
-async def test_a_changed_model_replies_beside_others_and_says_so(client, tmp_path):
+async def test_a_changed_model_replies_beside_others_and_says_so(client, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     plain_reply = await client.post(TEXT, FIRST)
     bodies = [FIRST, FIRST | {"changes": OFF}, FIRST | {"max_tokens": 40}]
     before, changed, long = await asyncio.gather(*(client.post(TEXT, body) for body in bodies))

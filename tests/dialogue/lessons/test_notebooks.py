@@ -18,6 +18,7 @@ pytest.importorskip("ipykernel")
 def test_a_notebook_shows_what_its_lesson_says(name, tmp_path, monkeypatch):
     root = str(Path(__file__).parents[3])
     monkeypatch.setenv("PYTHONPATH", root)
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     lesson = find_lesson(name)
     notebook = nbformat.from_dict(notebook_of(lesson))
     nbformat.validate(notebook)
