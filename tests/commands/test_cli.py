@@ -29,7 +29,7 @@ def kept():
 @pytest.fixture
 def started(monkeypatch, kept):
     """What the chat's screen was started with."""
-    calls: list[tuple[Settings, int | None]] = []
+    calls = []
 
     def run(settings, chat_id, *, store, inline, may_be_served):
         assert not inline

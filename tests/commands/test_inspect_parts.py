@@ -1,7 +1,6 @@
 """`chatapp inspect why, ablate, losses, patch, circuit`: numbers, files, and what is refused."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ OTHER = "User: he was"
 def document(run, folder, *words):
     result = run("inspect", *words, "--model", folder, "--json")
     assert result.status == 0, result.err
-    found: dict[str, Any] = json.loads(result.out)
+    found = json.loads(result.out)
     assert found.pop("text") == TEXT
     assert found.pop("model") == folder
     return found

@@ -41,7 +41,7 @@ def write_report(run, folder):
     return run("eval", str(task), "--test", str(test), "--shots", "0", "--report", str(folder))
 
 
-WRITES: dict[str, tuple[str, Write]] = {
+WRITES = {
     "any": ("file", lambda run, folder: write_whole(folder / "file", "text " * 50)),
     "named": ("file", lambda run, folder: write_named(folder / "file", "x" * 99, replace=True)),
     "history": ("file", export_history),

@@ -4,17 +4,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from chatapp.cli import app
-from chatapp.common.parameters import PARAMETERS, Choices, Parameter, Sampling, parameter
+from chatapp.common.parameters import PARAMETERS, Choices, Sampling, parameter
 from chatapp.common.paths import presets_path, settings_path
 from chatapp.common.presets import read_presets, save_preset
 from chatapp.common.settings import load_settings
@@ -58,7 +55,7 @@ def test_a_parameter_appears_everywhere(name, help_of_ask, tmp_path, monkeypatch
         assert PLACES[place](name, value, tmp_path).sampling == changed  # type: ignore[attr-defined]
         settings_path().unlink(missing_ok=True)
 
-    no_models: Any = SimpleNamespace(controls=SimpleNamespace(models=SimpleNamespace(names=list)))
+    no_models = SimpleNamespace(controls=SimpleNamespace(models=SimpleNamespace(names=list)))
     (command,) = [entry for entry in ChatScreen.ACTIONS if entry.command == "set"]
     assert name in command.values(no_models)
     assert f"{name}=" in ChatScreen.differences(no_models)
@@ -98,7 +95,7 @@ def _body(name, value):
     return _body_of(json.dumps(body).encode(), "/chat/completions")
 
 
-PLACES: dict[str, Callable[[str, Any, Path], object]] = {
+PLACES = {
     "/set, /compare, F2, lessons": lambda name, value, _: Sampling().changed(name, str(value)),
     "settings file": lambda name, value, _: (
         write(settings_path(), f"{name} = {value}") and load_settings()
@@ -148,7 +145,7 @@ def test_a_bad_value_is_refused_with_the_same_range_everywhere(place, name, tmp_
             PLACES[place](name, "hot", tmp_path)
 
 
-OPTIONS: dict[str, Parameter] = {
+OPTIONS = {
     "run a --seed": PARAMETERS["seed"],
     "eval a --seed": PARAMETERS["seed"],
     "experiment labels a --test b --seed": PARAMETERS["seed"],

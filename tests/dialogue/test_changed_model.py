@@ -21,7 +21,7 @@ from chatapp.engine.decoder.interventions import (
     switched_off,
 )
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import Request, Sampling
+from chatapp.engine.model import Sampling
 from chatapp.prompting.template import PLAIN
 
 GREEDY = Sampling(temperature=0, max_tokens=8)
@@ -65,7 +65,7 @@ def test_a_changed_reply_is_marked_and_others_are_not(store, model):
 
 
 def test_its_text_is_that_of_the_changed_model(store, model, monkeypatch):
-    asked: list[Request] = []
+    asked = []
     generate = model.generate
     monkeypatch.setattr(
         model, "generate", lambda request: asked.append(request) or generate(request)

@@ -13,7 +13,6 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.backup import back_up, backups, restore
 from chatapp.dialogue.store.database import APPLICATION_ID, StoreError, is_sound, log_of
 from chatapp.dialogue.store.migrations import MIGRATIONS
-from chatapp.dialogue.store.rows import StoredMessage
 
 CHATS, MESSAGES = 12, 8
 LONG = "a long reply " * 700
@@ -24,7 +23,7 @@ def fill(path, word="walrus"):
     with closing(Store(path)) as store:
         for number in range(CHATS):
             chat_id = store.create_chat(title=f"{word} {number}", system="Be brief.")
-            parent: int | None = None
+            parent = None
             for place in range(MESSAGES):
                 text = LONG if place == 1 else f"{word} {place}"
                 role = "assistant" if place % 2 else "user"
@@ -222,7 +221,7 @@ def test_a_value_that_cannot_be_read_is_a_sentence(column, path):
         connection.commit()
     with closing(Store(path)) as store:
         try:
-            found: StoredMessage | str = store.message(2)
+            found = store.message(2)
         except StoreError as error:
             found = str(error)
     assert "a value cannot be read" in str(found) or "a\ufffdb" in str(found)

@@ -86,7 +86,7 @@ def test_a_text_that_asks_for_a_call_gets_no_more_than_a_question(home, store, t
     session.set_tools(["read", "touch", "calculator"])
     if place == "document":
         session.chat.use_documents(DocumentSet((str(document),)))
-    questions: list[str] = []
+    questions = []
 
     def refuse(request, cancel):
         questions.append(request.text())

@@ -207,7 +207,7 @@ def test_a_call_without_arguments_and_odd_calls(server, session):
         messages = request["messages"]
         assert isinstance(messages, list)
         if messages[-1]["role"] == "tool":
-            odd: list[object] = [5, {"index": "x"}, {"function": 7}, {}]
+            odd = [5, {"index": "x"}, {"function": 7}, {}]
             return [delta(tool_calls=odd), *replied("Noon.")]
         return [*calls_of(name="clock")]
 

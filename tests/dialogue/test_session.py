@@ -256,7 +256,7 @@ def test_a_killed_process_loses_at_most_a_second(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
     )
-    times: list[float] = []
+    times = []
     while not times or times[-1] - times[0] < 1.7:
         times.append(float(process.stdout.readline()))
     process.send_signal(signal.SIGKILL)
@@ -441,8 +441,8 @@ def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(session_of, tmp_
 def test_old_turns_are_dropped_in_large_steps_and_reported(session_of):
     model = ScriptedModel([" so" * 20], context=200)
     session = session_of(model, system="Be kind.", sampling=Sampling(max_tokens=40))
-    dropped: list[int] = []
-    costs: list[int] = []
+    dropped = []
+    costs = []
     for number in range(20):
         events = list(session.say(f"Question number {number}"))
         started = events[0]

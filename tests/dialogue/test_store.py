@@ -39,7 +39,7 @@ def store(path):
 def dialogue(store, *texts):
     """A chat of alternating messages; returns its id and theirs."""
     chat_id = store.create_chat(model="tiny", template="plain")
-    ids: list[int] = []
+    ids = []
     for number, text in enumerate(texts):
         role = "assistant" if number % 2 else "user"
         ids.append(store.add_message(chat_id, ids[-1] if ids else None, role, text).id)
@@ -136,7 +136,7 @@ def test_chats_are_listed_newest_change_first(store):
 
 def test_listing_walks_an_index_and_sorts_nothing(store, path):
     dialogue(store, "Hello")
-    statements: list[str] = []
+    statements = []
     store._database._connection.set_trace_callback(statements.append)
     store.chats()
     store._database._connection.set_trace_callback(None)
@@ -484,7 +484,7 @@ def test_an_sqlite_too_old_is_refused_before_anything_is_written(path, monkeypat
 def test_no_statement_needs_a_newer_sqlite_than_the_least(store):
     """HAVING without GROUP BY came with 3.39."""
     _, ids = dialogue(store, "Q", "A")
-    statements: list[str] = []
+    statements = []
     store._database._connection.set_trace_callback(statements.append)
     assert store.latest_leaf(ids[0]) == ids[1]
     assert not any("HAVING" in statement for statement in statements)

@@ -174,7 +174,7 @@ def test_calls_and_tokens_of_one_reply_are_limited(tmp_path, store):
 def test_the_prompts_of_a_reply_that_calls_a_tool(tmp_path, store):
     """Also where something else than the model's own method draws, as for two replies at once."""
     first, model = opened(tmp_path, store, [f"Let me see.\n{SUM}", "It is 3648.", "Bye."])
-    drawn: list[str] = []
+    drawn = []
 
     def generate(request):
         drawn.append(model.tokenizer.decode(request.ids))
@@ -273,8 +273,8 @@ class Asking:
 
     def __init__(self, *answers):
         self.answers = list(answers)
-        self.asked: list[str] = []
-        self.changes: tuple[tuple[str, ...], ...] = ()
+        self.asked = []
+        self.changes = ()
 
     def __call__(self, request, cancel):
         self.asked.append(request.tool.name)
@@ -330,7 +330,7 @@ def test_a_script_that_changes_while_the_user_reads_asks_again(tmp_path, store, 
     script.write_text("echo harmless")
     own_tool(home, "own", "sh", "own.sh")
     session, _ = opened(tmp_path, store, [call("own"), "Done."], "own")
-    texts: list[str] = []
+    texts = []
 
     def answer(request, cancel):
         texts.append(request.text())

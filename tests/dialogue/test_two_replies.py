@@ -14,7 +14,7 @@ from chatapp.dialogue.variants import Pair, Variant
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import BUNDLED
 
@@ -57,7 +57,7 @@ def test_both_are_what_each_is_alone_by_one_pass_for_both(store, tmp_path, bundl
         chats = Store(tmp_path / f"{number}.db")
         texts.append(text_of(of(drawn(pair_of(chats, bundled), [variant]), 0)))
         chats.close()
-    rows: list[int] = []
+    rows = []
     compute = bundled.decoder.forward_rows
 
     def counted(ids, *arguments, **options):
@@ -112,7 +112,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_other(store, failing):
 
 def test_the_one_that_failed_is_asked_again(store):
     own, other = ScriptedModel(["Own."]), ScriptedModel(["Other."])
-    models: dict[str, LanguageModel] = {"own": own}
+    models = {"own": own}
     pair = pair_of(store, own, load=lambda name, precision: models[name])
     changed = SHORT.changed("model=other")
     assert isinstance(of(drawn(pair, [SHORT, changed]), 1)[-1], KeyError)

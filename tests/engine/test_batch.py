@@ -12,7 +12,7 @@ from family_shapes import SHAPES, make_family
 from chatapp.engine import batch
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.batch import Batch
-from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import PieceTokenizer, Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model
@@ -29,7 +29,7 @@ def alone(model, request):
 
 def together(model, requests):
     """The events of each request."""
-    events: dict[int, list[Event]] = {}
+    events = {}
     for number, event in model.generate_many(requests):
         events.setdefault(number, []).append(event)
     return [events[number] for number in range(len(events))]
@@ -148,7 +148,7 @@ def test_a_prompt_with_several_replies_is_computed_once(local, monkeypatch):
     ]
     wanted = [outcome(alone(local, request)) for request in requests]
     local.forget()
-    computed: list[int] = []
+    computed = []
     forward = local.decoder.forward
 
     def counted(ids, *given, **named):
@@ -167,7 +167,7 @@ def test_one_cancelled_leaves_the_others(local):
         for n, cancel in enumerate(cancels)
     ]
     wanted = [outcome(alone(local, request)) for request in requests]
-    events: list[list[Event]] = [[] for _ in requests]
+    events = [[] for _ in requests]
     for number, event in local.generate_many(requests):
         events[number].append(event)
         if len(events[2]) == 3:
@@ -281,7 +281,7 @@ def test_a_longer_request_need_not_wait_until_all_others_have_ended(local):
         many.join(number, request)
     assert many.has_room(longer)
     assert not many.has_room(Request(PROMPT, replace(GREEDY, max_tokens=50)))
-    found: dict[int, list[Event]] = {3: [event for _, event in many.join(3, longer)]}
+    found = {3: [event for _, event in many.join(3, longer)]}
     while not many.is_empty:
         for number, event in many.step():
             found.setdefault(number, []).append(event)
@@ -300,8 +300,8 @@ def test_generations_beside_a_batch_disturb_nothing(local):
     wanted = [outcome(alone(local, request)) for request in requests]
     other = Request([3, 1, 4], replace(DRAWN, seed=9, max_tokens=40))
     beside = local.generate(other)
-    events: list[list[Event]] = [[] for _ in requests]
-    found: list[Event] = []
+    events = [[] for _ in requests]
+    found = []
     for number, event in local.generate_many(requests):
         events[number].append(event)
         found += [each for each in [next(beside, None)] if each is not None]

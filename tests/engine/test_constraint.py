@@ -9,7 +9,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import numpy as np
@@ -28,7 +27,7 @@ from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.matching import Matcher
 from chatapp.engine.constraint.token_bytes import Vocabulary
 from chatapp.engine.constraint.validation import misfit
-from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.gguf.vocabulary import gguf_tokenizer
 from chatapp.engine.model import Request, Sampling, whole_replies
@@ -185,7 +184,7 @@ def test_a_batch_gives_the_same_replies(model):
     ids = model.tokenizer.encode("The animals:\n")
     constraints = [Constraint.of_schema(PET), None, Constraint.of_pattern("[a-z ]{9}!")]
     requests = [Request(ids, WARM, constraint=constraint) for constraint in constraints]
-    events: dict[int, list[Event]] = {0: [], 1: [], 2: []}
+    events = {0: [], 1: [], 2: []}
     for number, event in model.generate_many(requests):
         events[number].append(event)
     for number, request in enumerate(requests):
@@ -313,7 +312,7 @@ def test_patterns_and_grammars_that_cannot_be_followed(kind, source, words):
         Constraint(kind, source)
 
 
-HOSTILE: list[tuple[str, str]] = [
+HOSTILE = [
     ("pattern", "(((a{1000}){1000}){1000}){1000}"),
     ("pattern", "(a|b)*a(a|b){5000}"),
     ("schema", json.dumps({"type": "integer", "multipleOf": 999999937})),
@@ -366,7 +365,7 @@ def test_a_reply_is_never_checked_without_end(schema):
 
 
 SAME = {"$ref": "#/$defs/d{}"}
-DOUBLED: dict[str, dict[str, Any]] = {
+DOUBLED = {
     "allOf": {"allOf": [SAME, SAME]},
     "anyOf": {"anyOf": [SAME, SAME]},
     "oneOf": {"oneOf": [SAME, SAME]},
@@ -495,7 +494,7 @@ def test_tokens_of_real_models(path):
     end = metadata["tokenizer.ggml.tokens"][metadata["tokenizer.ggml.eos_token_id"]]
     whole = gguf_tokenizer(metadata, path.name)
     try:
-        tokenizer: Any = BPETokenizer(whole, metadata["tokenizer.ggml.eos_token_id"])
+        tokenizer = BPETokenizer(whole, metadata["tokenizer.ggml.eos_token_id"])
     except NotByteLevel:
         wrapped = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token=end)
         tokenizer = TransformersTokenizer(wrapped)

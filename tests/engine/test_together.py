@@ -10,7 +10,7 @@ from chatapp.dialogue.events import interleaved
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.batch import SharedBatch
-from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, Request, Sampling
 
@@ -39,7 +39,7 @@ def alone(model, requests):
 
 
 def in_turn(generate, requests):
-    events: list[list[Event]] = [[] for _ in requests]
+    events = [[] for _ in requests]
     for number, event in interleaved(begun(generate, requests)):
         assert not isinstance(event, Exception)
         events[number].append(event)
@@ -137,7 +137,7 @@ def test_where_memory_is_short_each_goes_by_itself(local, rows):
 
 def read_by(model):
     """How many tokens each call of a model of transformers reads; it grows as they are made."""
-    sizes: list[int] = []
+    sizes = []
 
     def look(module, arguments, options):
         ids = options.get("input_ids", options.get("decoder_input_ids"))

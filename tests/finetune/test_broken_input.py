@@ -37,7 +37,7 @@ def lines(*rows):
 
 
 # The file's name, its content, and the line or key that the sentence must name beside it.
-FILES: list[tuple[str, str | bytes | None, str]] = [
+FILES = [
     ("absent.jsonl", None, ""),
     ("absent/in/a/folder", None, ""),
     ("rows.xlsx", "x", ""),

@@ -3,7 +3,6 @@
 import io
 import json
 from math import isfinite
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -21,7 +20,6 @@ from finetune.config.objectives import (
     GrpoSettings,
     Head,
     MaskedSettings,
-    Section,
 )
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import objective_class
@@ -30,7 +28,7 @@ from finetune.training.answers import greedy_replies
 
 QUIET = Console(stderr=True, quiet=True)
 
-REQUIRED: dict[type[Section], dict[str, Any]] = {
+REQUIRED = {
     GrpoSettings: {"rewards": [{"kind": "length"}], "replies": 2, "max_tokens": 4},
     DistillationSettings: {"teacher": "base", "own_replies": 0.5, "max_tokens": 4},
     Head: {"task": "classification"},

@@ -79,7 +79,7 @@ def test_another_configuration_in_the_same_folder_is_refused(tmp_path):
 
 
 def test_a_longer_run_begins_with_the_steps_before_the_decay(tmp_path):
-    keys: dict[str, object] = {"schedule": "wsd", "save_every": 4, "watch": False}
+    keys = {"schedule": "wsd", "save_every": 4, "watch": False}
     short = config(tmp_path / "short", **keys, max_steps=10)
     pretrain(short, QUIET)
     longer = pretrain(config(tmp_path / "longer", **keys, max_steps=20), QUIET)
@@ -173,7 +173,7 @@ def test_a_text_file_holds_out_its_end(tmp_path):
 
 
 def test_the_average_of_the_weights_is_kept_and_continued(tmp_path, monkeypatch):
-    settings: dict[str, object] = {"max_steps": 16, "watch": True}
+    settings = {"max_steps": 16, "watch": True}
     plain = pretrain(config(tmp_path / "plain", **settings), QUIET)
     kept = pretrain(config(tmp_path / "kept", **settings, ema=0.8), QUIET)
     assert losses(kept) == losses(plain)  # the steps are the same

@@ -18,8 +18,8 @@ class FakeHub:
 
     def __init__(self, problem=""):
         self.problem = problem
-        self.made: list[tuple[str, bool]] = []
-        self.files: dict[str, bytes] = {}
+        self.made = []
+        self.files = {}
 
     def create_repo(self, repo_id, *, private, exist_ok):
         assert exist_ok

@@ -1,10 +1,7 @@
 """A write that fails in the middle leaves the file of a run unchanged."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -43,7 +40,7 @@ def reference_values(folder):
     rows._write(folder / rows.REFERENCE_FILE, {"train": torch.zeros(99)}, "x")
 
 
-WRITES: dict[str, tuple[str, Callable[[Path], Any]]] = {
+WRITES = {
     "record": ("run.json", lambda folder: write_json(folder / "run.json", {"key": "value " * 9})),
     "report": (REPORT_FILE, report),
     "plot": (PLOT_FILE, report),

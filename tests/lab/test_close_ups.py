@@ -42,7 +42,7 @@ def test_weights_step_by_step(pair):
 
 def test_norms_by_layer(pair):
     model, reference = pair
-    seen: list[torch.Tensor] = []
+    seen = []
     blocks = blocks_of(reference)
     hook = blocks[-1].register_forward_hook(
         lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out)
@@ -62,8 +62,8 @@ def test_neurons_and_what_they_promote(pair):
     model, reference = pair
     shape = model.decoder.architecture
     _, _, contract = parts_of(blocks_of(reference)[0])
-    inputs: list[torch.Tensor] = []
-    last: list[torch.Tensor] = []
+    inputs = []
+    last = []
     hooks = [
         contract.register_forward_pre_hook(lambda _, given: inputs.append(given[0])),
         blocks_of(reference)[-1].register_forward_hook(

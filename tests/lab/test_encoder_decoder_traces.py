@@ -1,7 +1,5 @@
 """Both stacks of T5 and BART, and the attention between them, are transformers' own."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -22,7 +20,7 @@ from chatapp.lab.views.text_views import Tokens
 @pytest.fixture(scope="module", params=SEQ2SEQ)
 def pair(request, tmp_path_factory):
     """A model, the trace of a prompt with its reply, and transformers' output for both."""
-    folder: Path = tmp_path_factory.mktemp("seq2seq")
+    folder = tmp_path_factory.mktemp("seq2seq")
     write_seq2seq(request.param, folder)
     model = load_model(str(folder))
     assert isinstance(model, EncoderDecoderModel)
@@ -106,7 +104,7 @@ def test_what_the_decoders_layers_predict(pair):
     # The last state goes through the same head as the earlier ones.
     states = list(trace._states)
     decoder = model.network.get_decoder()
-    seen: list[torch.Tensor] = []
+    seen = []
     hook = (decoder.block if hasattr(decoder, "block") else decoder.layers)[-1]
     handle = hook.register_forward_hook(
         lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out)

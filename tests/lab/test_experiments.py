@@ -7,7 +7,6 @@ import torch
 from family_shapes import SHAPES, make_family
 from hooked import blocks_of, parts_of, without
 from random_models import save_random
-from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.decoder.interventions import parse_parts, switched_off
@@ -55,7 +54,7 @@ def their_logits(reference, ids):
     """transformers' logits after the last token, without Gemma's cap."""
     cap = getattr(reference.config, "final_logit_softcapping", None)
     with torch.no_grad():
-        logits: Tensor = reference(torch.tensor([ids])).logits[0, -1]
+        logits = reference(torch.tensor([ids])).logits[0, -1]
     return logits if cap is None else torch.atanh(logits / cap) * cap
 
 
@@ -89,7 +88,7 @@ def test_the_share_of_a_last_head_is_what_hooks_say(pair, contrast):
     """In the last layer, without a norm after it and beside the MLP, a head has no other way."""
     ours, reference = pair
     layer = ours.architecture.layers - 1
-    kept: dict[str, Tensor] = {}
+    kept = {}
     projection, _, _ = parts_of(blocks_of(reference)[layer])
     inside = reference.base_model
     norm = getattr(inside, "norm", None) or getattr(inside, "final_layer_norm", None)
@@ -125,7 +124,7 @@ def norm_of_part(norm, part, whole):
     if hasattr(norm, "bias"):
         factor = 1 / torch.sqrt(whole.var(unbiased=False) + norm.eps)
         return (part - part.mean()) * factor * norm.weight
-    scaled: Tensor = norm(whole)
+    scaled = norm(whole)
     return part * (scaled / whole)
 
 
@@ -175,7 +174,7 @@ def test_losses_without_each_part(pair, clean):
 
 def test_the_mean_of_a_part_is_over_the_text(clean):
     parts = parse_parts("0.1 1.mlp 0.mlp.7", clean.decoder.architecture)
-    seen: dict[str, Tensor] = {}
+    seen = {}
     clean.decoder.hidden(
         [CLEAN],
         observe=lambda point, value: seen.setdefault(point, value),

@@ -1,12 +1,8 @@
 """The experts that are shown are those that routers of transformers chose, in each family."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from random_models import save_random, view_of
-from torch import Tensor
 
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.transformers_model import TransformersModel
@@ -24,7 +20,7 @@ _SIZES = {
     "max_position_embeddings": 64,
     "num_experts_per_tok": 2,
 }
-FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES = {
     "mixtral": {"num_local_experts": 4},
     "qwen2_moe": {"num_experts": 6, "shared_expert_intermediate_size": 24},
     "qwen3_moe": {"num_experts": 6, "head_dim": 8, "mlp_only_layers": [0]},
@@ -35,7 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request, tmp_path_factory, bpe):
-    folder: Path = tmp_path_factory.mktemp("experts")
+    folder = tmp_path_factory.mktemp("experts")
     save_random(folder, request.param, bpe, **_SIZES | FAMILIES[request.param])
     loaded = load_model(str(folder))
     assert isinstance(loaded, TransformersModel)
@@ -43,7 +39,7 @@ def model(request, tmp_path_factory, bpe):
 
 
 def test_the_routers_chose_them(model):
-    chosen: list[tuple[Tensor, Tensor]] = []
+    chosen = []
     routers = [
         module for module in model.network.modules() if type(module).__name__.endswith("Router")
     ]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from family_shapes import GPT2_SHAPES, SHAPES, make_family
-from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.files.model_files import ModelFiles
@@ -26,7 +25,7 @@ def points(decoder):
     states, head = (1, size, shape.width), (1, size, shape.head_size)
     of_keys = (1, shape.key_value_heads, size, shape.head_size)
     first = ("positions",) if shape.has_learned_positions else ()
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*first, "embed"), states)
+    shapes = dict.fromkeys((*first, "embed"), states)
     for layer in range(shape.layers):
         name = f"blocks.{layer}"
         shapes[f"{name}.attention.query"] = (1, shape.heads, size, shape.head_size)
@@ -62,7 +61,7 @@ def test_attention_weights_and_what_layers_predict(pair):
 
 def test_each_point_is_seen_once_in_order_and_nothing_changes(pair):
     ours, _ = pair
-    seen: list[tuple[str, tuple[int, ...]]] = []
+    seen = []
 
     def look(point, value):
         seen.append((point, tuple(value.shape)))
@@ -75,7 +74,7 @@ def test_each_point_is_seen_once_in_order_and_nothing_changes(pair):
 
 def test_what_is_added_to_the_states_is_what_they_become(pair):
     ours, _ = pair
-    seen: dict[str, Tensor] = {}
+    seen = {}
     ours.hidden([IDS], observe=lambda point, value: seen.setdefault(point, value))
     before = seen["embed"]
     for layer in range(ours.architecture.layers):
@@ -106,9 +105,9 @@ def test_what_is_seen_is_what_transformers_computes(make_gpt2):
     folder, reference = make_gpt2(n_layer=3)
     ours = load_decoder(ModelFiles.read(folder))
     rows = [IDS[:20], IDS[20:40]]
-    seen: dict[str, Tensor] = {}
+    seen = {}
     ours.hidden(rows, observe=lambda point, value: seen.setdefault(point, value))
-    theirs: dict[str, Tensor] = {}
+    theirs = {}
     for layer, block in enumerate(reference.transformer.h):
         for name, module in (("attention", block.attn), ("mlp", block.mlp)):
 
@@ -129,7 +128,7 @@ def test_with_a_cache_the_new_tokens_are_seen(pair):
     ours, _ = pair
     cache = ours.new_cache()
     ours.forward(IDS[:50], cache)
-    seen: dict[str, Tensor] = {}
+    seen = {}
     states = ours.hidden(
         [IDS[50:]], cache, observe=lambda point, value: seen.setdefault(point, value)
     )

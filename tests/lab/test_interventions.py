@@ -7,7 +7,6 @@ import torch
 from family_shapes import SHAPES, make_family
 from hooked import without
 from random_models import logits_of
-from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.backends.transformers_model import TransformersModel
@@ -65,7 +64,7 @@ def test_token_by_token_a_part_is_as_absent_as_in_one_pass(pair):
 
 def test_a_layer_that_is_off_leaves_the_states_unchanged(pair):
     ours, _ = pair
-    seen: dict[str, Tensor] = {}
+    seen = {}
     ours.hidden([IDS], observe=lambda p, value: seen.setdefault(p, value), changes=off(ours, "0"))
     assert torch.equal(seen["embed"], seen["blocks.0"])
 
@@ -83,13 +82,13 @@ def test_a_direction_is_added_from_its_start_on(pair):
     ours, _ = pair
     direction = tuple(0.3 * math.sin(n) for n in range(ours.architecture.width))
     changes = Interventions.of([Change("calm", "blocks.0", direction, is_added=True)])
-    changed: dict[str, Tensor] = {}
+    changed = {}
     ours.hidden(
         [IDS],
         observe=lambda point, value: changed.setdefault(point, value),
         changes=changes.added_after(25),
     )
-    seen: dict[str, Tensor] = {}
+    seen = {}
     ours.hidden([IDS], observe=lambda point, value: seen.setdefault(point, value))
     added = changed["blocks.0"] - seen["blocks.0"]
     assert torch.equal(added[:, :25], torch.zeros_like(added[:, :25]))
@@ -98,7 +97,7 @@ def test_a_direction_is_added_from_its_start_on(pair):
 
 def test_gradients_are_those_of_transformers(pair):
     ours, reference = pair
-    kept: dict[str, Tensor] = {}
+    kept = {}
 
     def keep(point, value):
         if point == "embed":

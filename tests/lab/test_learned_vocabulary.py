@@ -35,8 +35,8 @@ def test_every_step_takes_the_best_pair(method):
     mark = "##" if method == "wordpiece" else ""
     cuts = {word: [word[0], *(mark + each for each in word[1:])] for word in words}
     for step in learn_vocabulary(words, method, 40):
-        tokens: Counter[str] = Counter()
-        pairs: Counter[tuple[str, str]] = Counter()
+        tokens = Counter()
+        pairs = Counter()
         for word, cut in cuts.items():
             tokens.update(dict.fromkeys(cut, 0))
             for token in cut:

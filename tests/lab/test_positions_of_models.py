@@ -3,7 +3,6 @@
 import pytest
 import torch
 from family_shapes import make_family
-from torch import Tensor
 
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.files.model_files import ModelFiles
@@ -33,7 +32,7 @@ def log_probabilities(reference, ids, places):
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
             use_cache=False,
         )
-    row: Tensor = output.logits[0, -1, :340].double().log_softmax(-1)
+    row = output.logits[0, -1, :340].double().log_softmax(-1)
     return row
 
 

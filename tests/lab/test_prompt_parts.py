@@ -1,7 +1,5 @@
 """What mattered in a prompt is what transformers' own gradients and masks say, in every family."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -89,7 +87,7 @@ def test_effects_are_those_of_transformers(pair, answers):
 def test_the_likeliest_tokens_are_compared_by_default(local):
     ids = local.tokenizer.encode("The quick brown fox")
     best = local.logits(ids).topk(2).indices.tolist()
-    seen: list[tuple[int, int]] = []
+    seen = []
     found = attribute_prompt(
         local, ids, [], by_token=False, progress=lambda done, of: seen.append((done, of))
     )
@@ -128,7 +126,7 @@ def test_what_cannot_be_explained_is_refused(local):
 
 
 def test_gradients_need_float32(make_gpt2):
-    folder: Path = make_gpt2()[0]
+    folder = make_gpt2()[0]
     model = LocalModel.load(ModelFiles.read(folder), precision="int8")
     with pytest.raises(ModelError, match="float32"):
         attribute_prompt(model, [1, 2, 3], [])

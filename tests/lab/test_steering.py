@@ -42,8 +42,8 @@ def home(tmp_path, monkeypatch):
 def test_a_direction_is_the_mean_difference(pair):
     model, reference = pair
     direction = make_direction(model, "a", PAIRS, 0)
-    ends: list[torch.Tensor] = []
-    norms: list[float] = []
+    ends = []
+    norms = []
     for positive, negative in PAIRS:
         for text, sign in ((positive, 1), (negative, -1)):
             tokens = [START, *model.tokenizer.encode(text)]

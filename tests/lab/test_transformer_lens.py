@@ -5,8 +5,6 @@ installed, these are skipped.
 """
 
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +31,7 @@ _SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES = {
     "gpt2": {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64},
     "llama": _SIZES,
     "mistral": _SIZES | {"sliding_window": None},
@@ -46,7 +44,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=SHAPES)
 def pair(request, tmp_path_factory, bpe):
-    folder: Path = tmp_path_factory.mktemp("lens")
+    folder = tmp_path_factory.mktemp("lens")
     model = save_random(folder, request.param, bpe, **SHAPES[request.param])
     bridge = bridges.TransformerBridge.boot_transformers(str(folder), hf_model=model)
     return load_decoder(ModelFiles.read(folder)), bridge

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +75,7 @@ def test_scores_on_random_tokens(pair):
 def test_scores_on_text(pair):
     ours, reference = pair
     scores = scores_of(ours, add_text, TEXTS)
-    rows: dict[str, list[list[Any]]] = {name: [] for name in scores}
+    rows = {name: [] for name in scores}
     for ids in TEXTS:
         a = weights_of(reference, ids)
         for values in rows.values():
@@ -144,7 +143,7 @@ def test_random_tokens_are_no_special_ones(local):
 
 
 def test_all_heads_of_a_model_by_all_measures(local):
-    seen: list[tuple[int, int]] = []
+    seen = []
     texts = ["The quick brown fox.", "A naïve café owner, a naïve café owner."]
     progress = lambda done, total: seen.append((done, total))  # noqa: E731
     scores = score_heads(local, texts, length=20, progress=progress)

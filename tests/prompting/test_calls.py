@@ -183,9 +183,9 @@ def chat(result, argument):
 
 def sent(messages):
     """The messages as transformers takes them."""
-    rows: list[dict[str, object]] = []
+    rows = []
     for message in messages:
-        row: dict[str, object] = {"role": message.role, "content": message.text}
+        row = {"role": message.role, "content": message.text}
         if message.call is not None and message.role == "assistant":
             function = {"name": message.call.name, "arguments": dict(message.call.arguments)}
             row["tool_calls"] = [{"type": "function", "function": function}]

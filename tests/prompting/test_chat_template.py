@@ -196,7 +196,7 @@ def test_a_bad_template_is_one_sentence(source, words, monkeypatch):
 
 
 def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch):
-    rendered: list[object] = []
+    rendered = []
     ask = LimitedProcess.ask
 
     def counting(self, request, seconds):

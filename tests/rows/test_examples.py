@@ -123,7 +123,7 @@ def test_a_jsonl_pool_is_refused_in_one_sentence(tmp_path, body):
     assert JSONL_REFUSALS[body] in refusal(write(tmp_path, body))
 
 
-CSV_REFUSALS: dict[str | bytes, str] = {
+CSV_REFUSALS = {
     "text,label\n": "pool.csv: contains no examples",
     'text,label\n"a\nb",spam\nc,ham,3': "line 4: has 3 fields, expected 2",
     "text,label\na": "line 2: has 1 fields, expected 2",

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -72,7 +71,7 @@ def _example(language):
 
 def test_litellm(address, reply):
     litellm = pytest.importorskip("litellm", reason="the package litellm is not installed")
-    to: dict[str, Any] = {"api_base": f"{address}/v1", "api_key": "none", **FIELDS}
+    to = {"api_base": f"{address}/v1", "api_key": "none", **FIELDS}
     answer = litellm.completion(model="openai/tiny", messages=MESSAGES, **to)
     assert answer.choices[0].message.content == reply
     parts = litellm.completion(model="openai/tiny", messages=MESSAGES, stream=True, **to)

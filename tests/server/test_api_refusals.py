@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from api_server import serving
@@ -156,7 +155,7 @@ async def test_deep_values_never_fail(client, levels):
     form = {"type": "json_schema", "json_schema": {"schema": "DEEP"}}
     call = {"id": "1", "function": {"name": "f", "arguments": deep}}
     called = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "x"}]
-    chat: dict[str, Any] = {"messages": [USER], "max_tokens": 2}
+    chat = {"messages": [USER], "max_tokens": 2}
     for body in (
         chat | {"tools": tools},
         chat | {"tools": tools, "tool_choice": "required"},
@@ -187,7 +186,7 @@ async def test_unknown_paths_methods_and_models(client):
 @pytest.mark.parametrize("path", KEYS)
 async def test_each_key_of_the_reference_acts_or_is_named(client, path):
     """A header names what is ignored; what would change the answer and does not act is refused."""
-    bare: dict[str, Any] = {"max_tokens": 2, "prompt": "a", "messages": [USER], "input": "a"}
+    bare = {"max_tokens": 2, "prompt": "a", "messages": [USER], "input": "a"}
     bare = {key: bare[key] for key in bare if key in KEYS[path]["supported"].split()}
     assert set(KEYS[path]["supported"].split()) <= set(POSTS[path].model_fields)
     row = " | ".join([f"`{path}`", *(" ".join(sorted(of.split())) for of in KEYS[path].values())])
@@ -238,7 +237,7 @@ async def test_random_requests_never_fail(client):
         "prompt messages n stop echo logprobs top_logprobs seed tools tool_choice temperature "
         "stream_options input tokens logit_bias frequency_penalty suffix"
     ).split()
-    whole: dict[str, Any] = {"max_tokens": 2, "prompt": "a", "messages": [USER], "input": "a"}
+    whole = {"max_tokens": 2, "prompt": "a", "messages": [USER], "input": "a"}
     for path in (path for path, answers in paths.items() if "post" in answers):
         for _ in range(40):
             body = whole | {"tokens": [1]}

@@ -14,7 +14,7 @@ from chatapp.engine.model import Sampling
 from chatapp.prompting.messages import text_of
 from chatapp.rows.examples import Pool, PromptError
 from chatapp.tasks import answering
-from chatapp.tasks.answering import CONTENT_FREE, Answer, Answerer, sampling_of
+from chatapp.tasks.answering import CONTENT_FREE, Answerer, sampling_of
 from chatapp.tasks.files.promptfile import PromptFile, load_prompt
 from chatapp.tasks.selection.select import Select, build_selector
 
@@ -208,7 +208,7 @@ def test_many_texts_are_what_each_is_alone(gpt2):
     )
     asking = answerer(gpt2, prompt)
     texts = inputs(20)
-    taken: list[str] = []
+    taken = []
     ahead = 0
 
     def questions():
@@ -216,7 +216,7 @@ def test_many_texts_are_what_each_is_alone(gpt2):
             taken.append(text)
             yield asking.prepare(text)
 
-    answers: list[Answer] = []
+    answers = []
     for some in asking.answers(questions()):
         answers += some
         ahead = max(ahead, len(taken) - len(answers))

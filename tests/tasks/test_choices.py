@@ -27,7 +27,7 @@ class Priced(ScriptedModel):
 
     def __init__(self):
         super().__init__([" fire"])
-        self.asked: list[tuple[str, str]] = []
+        self.asked = []
 
     def score(self, pairs):
         decode = self.tokenizer.decode

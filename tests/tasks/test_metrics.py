@@ -12,7 +12,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from chatapp.tasks import metrics
 from chatapp.tasks.files.promptfile import load_prompt
-from chatapp.tasks.metrics import MEASURES, Gold, estimate, t_quantile, wilson
+from chatapp.tasks.metrics import MEASURES, estimate, t_quantile, wilson
 
 GUIDE = Path(metrics.__file__).parents[1] / "docs" / "prompt-files.md"
 
@@ -194,7 +194,7 @@ def test_bootstrap_intervals(measure):
 
 
 def test_the_best_of_several_right_answers_counts():
-    golds: list[Gold] = [("Ann Lee", "Anna"), "Bo"]
+    golds = [("Ann Lee", "Anna"), "Bo"]
     assert metrics.squad_match(["the anna!", "bob"], golds) == 0.5
     assert metrics.token_f1(["Lee", "Bo"], golds) == pytest.approx((2 / 3 + 1) / 2)
     assert metrics.accuracy(["Anna", "Bo"], golds) == 1.0

@@ -11,7 +11,7 @@ def first_words(texts):
 
 
 def test_passages_are_summarised_and_then_the_summaries():
-    asked: list[list[str]] = []
+    asked = []
 
     def answer(texts):
         asked.append(list(texts))

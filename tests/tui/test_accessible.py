@@ -34,8 +34,8 @@ def own_places():
     """Every class of the screens that is part of the tree."""
     for module in pkgutil.walk_packages(chatapp.tui.__path__, "chatapp.tui."):
         importlib.import_module(module.name)
-    found: list[type[DOMNode]] = []
-    waiting: list[type[DOMNode]] = [DOMNode]
+    found = []
+    waiting = [DOMNode]
     while waiting:
         place = waiting.pop()
         waiting += place.__subclasses__()

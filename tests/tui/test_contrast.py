@@ -1,6 +1,5 @@
 """Every text on every screen can be read, in every theme that is offered."""
 
-from collections.abc import Awaitable, Callable
 from functools import cache
 
 import pytest
@@ -8,7 +7,6 @@ from colour_blindness import PALETTES, VIEWERS, least_difference
 from contrast_table import THEMES, colors_of, labels_of, texts_of
 from glass import GlassModel
 from textual.geometry import Region
-from tui_driver import Driver
 
 from chatapp.common.shading import (
     LEGIBLE,
@@ -133,7 +131,7 @@ def tab(number):
     return opened
 
 
-SCENES: dict[str, Callable[[Driver], Awaitable[None]]] = {
+SCENES = {
     "first screen": first_screen,
     "a message": a_message,
     "a command": a_command,

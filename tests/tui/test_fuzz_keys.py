@@ -133,7 +133,7 @@ class Story:
     def __init__(self, driver, seed):
         self.driver = driver
         self.random = random.Random(seed)
-        self.told: list[str] = []
+        self.told = []
 
     def go_on(self):
         """Let a reply that halts go on."""

@@ -195,7 +195,7 @@ async def test_a_store_that_fails_does_not_keep_a_program_without_a_terminal(ope
     def full(patience):
         raise StoreError("the disk is full")
 
-    statuses: list[int] = []
+    statuses = []
     async with open_app() as driver:
         with monkeypatch.context() as patched:
             patched.setattr(os, "_exit", statuses.append)

@@ -40,7 +40,7 @@ class Terminal:
 
     def __init__(self, socket, folder, command):
         self._tmux = ["tmux", "-S", str(socket), "-f", os.devnull]
-        self._story: list[str] = []
+        self._story = []
         line = f"{shlex.join(command)}; echo left with status $?; exec sleep {2 * PATIENCE:.0f}"
         self._run("new-session", "-d", "-x", "100", "-y", "30", "-c", str(folder), line)
 

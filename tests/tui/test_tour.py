@@ -6,7 +6,7 @@ bundled model of today happens to word it.
 
 import re
 
-from tour_walk import Outcomes, Said, Scene, Walk, commands_in, walk_chapters
+from tour_walk import Outcomes, Said, Walk, commands_in, walk_chapters
 
 from chatapp.dialogue.lessons.lesson import NAMES
 from chatapp.tui.inspector.panel import Inspector
@@ -76,7 +76,7 @@ async def chat_with_documents_and_tools(driver):
 
 def test_every_step_ends_as_the_tour_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    scenes: dict[str, Scene | None] = {"chatapp": chat_with_documents_and_tools}
+    scenes = {"chatapp": chat_with_documents_and_tools}
     scenes |= dict.fromkeys(LESSONS)
     walk_chapters("12", OUTCOMES, scenes, monkeypatch, capsys)
     assert commands_in("12") == {*OUTCOMES, *scenes}

@@ -92,7 +92,7 @@ def test_the_address_that_is_told():
 
 
 def test_no_module_of_the_folder_is_taken_for_ours(run, tmp_path, monkeypatch):
-    commands: list[str] = []
+    commands = []
     monkeypatch.setattr(ChatServer, "serve", lambda server: commands.append(server.command))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chatapp.py").write_text("print('not ours')")
@@ -178,7 +178,7 @@ async def test_an_exposed_server_still_checks_the_host_name():
 
 
 def test_names_that_are_configured_are_let_in(run, monkeypatch):
-    servers: list[ChatServer] = []
+    servers = []
     monkeypatch.setattr(ChatServer, "serve", lambda server: servers.append(server))
     assert run("serve", "--host", "0.0.0.0", "--expose", "--name", "gpu7.lan").status == 0
     known = {name: servers[0]._is_known(name) for name in ("gpu7.lan", "10.0.0.1", "evil.example")}

@@ -1,7 +1,5 @@
 """What no page of ours sends to `chatapp serve` is ignored."""
 
-from typing import Any
-
 import pytest
 from aiohttp import WSMessage, WSMsgType
 from aiohttp.test_utils import make_mocked_request
@@ -36,7 +34,7 @@ class Socket:
 
     def __init__(self, messages):
         self._messages = messages
-        self.answers: list[Any] = []
+        self.answers = []
 
     async def __aiter__(self):
         for message in self._messages:
@@ -50,7 +48,7 @@ class Program:
     """Takes what is passed on to the program of a tab."""
 
     def __init__(self):
-        self.received: list[Any] = []
+        self.received = []
 
     async def send_bytes(self, data):
         self.received.append(data)

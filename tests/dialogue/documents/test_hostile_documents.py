@@ -130,7 +130,7 @@ def test_rules_that_backtrack_end_in_a_sentence(folder, monkeypatch):
 
 def test_reading_a_long_table_says_how_far_it_is_and_can_be_stopped(folder):
     (folder / "a.csv").write_text("name\n" + "walrus\n" * 20_000)
-    shares: list[float] = []
+    shares = []
 
     def stop(done, of):
         shares.append(done / of)

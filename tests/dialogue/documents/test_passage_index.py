@@ -33,7 +33,7 @@ def write(path, text, seconds=1000000000):
 @pytest.fixture
 def read_files(monkeypatch):
     """The names of files whose text is read from now on."""
-    names: list[str] = []
+    names = []
     read = DocumentReader.read
 
     def counting(self, path, *rest):
@@ -125,7 +125,7 @@ def test_nothing_to_search_is_told_with_the_reasons(folder):
 def test_two_at_once_give_what_one_would(folder, home):
     for number in range(300):
         write(folder / f"{number}.txt", f"walrus number{number}")
-    errors: list[BaseException] = []
+    errors = []
 
     def renew():
         try:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ def stored(store, imported):
 
 def nested(levels):
     """Lists within each other, of so many levels."""
-    value: list[Any] = []
+    value = []
     for _ in range(levels - 1):
         value = [value]
     return value
@@ -247,10 +246,10 @@ def test_a_message_of_a_tool_is_left_out(tmp_path):
 def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store, tmp_path):
     turns = [turn for _ in range(400) for turn in TURNS[-2:]]
     path = file(tmp_path, [{"messages": turns, "system": f"{n}"} for n in range(3)])
-    read: list[tuple[int, int]] = []
+    read = []
     chats = read_chats(path, progress=lambda done, of: read.append((done, of))).chats
     assert read == [(0, 3), (1, 3), (2, 3)]
-    stored: list[tuple[int, int]] = []
+    stored = []
 
     def stop(done, of):
         stored.append((done, of))
@@ -268,7 +267,7 @@ def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store, tmp_path):
 
 
 def test_an_import_asks_the_store_once_a_message(store, tmp_path, monkeypatch):
-    statements: list[str] = []
+    statements = []
     rows = store._database.rows
 
     def counted(statement, *values):

@@ -2,7 +2,6 @@
 
 import json
 import time
-from typing import Any
 
 import pytest
 
@@ -241,7 +240,7 @@ def title_or_sentence(path):
 def places(value):
     """Every list or object in a document, with each key that it has."""
     below = value.items() if isinstance(value, dict) else enumerate(value)
-    found: list[tuple[Any, Any]] = []
+    found = []
     for key, part in below:
         found.append((value, key))
         found += places(part) if isinstance(part, dict | list) else []

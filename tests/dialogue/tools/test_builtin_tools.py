@@ -55,7 +55,7 @@ def test_documents_are_searched_where_the_chat_has_some(tmp_path):
     assert run(nothing, {"query": "x"}, stopped).ending in ("failed", "stopped")
 
 
-USES: dict[str, tuple[dict[str, object], str, dict[str, object], str]] = {
+USES = {
     "calculator": ({"expression": "15% of 80"}, "12", {"expression": "1/0"}, "it divides by zero"),
     "clock": ({"zone": "Europe/Paris"}, "week", {"zone": "Atlantis"}, "there is no time zone"),
     "manual": ({"query": "how do I branch a reply"}, "[1] ", {"query": 5}, "'query' is the number"),

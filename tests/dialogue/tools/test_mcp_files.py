@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 import tool_server
@@ -45,7 +44,7 @@ def test_a_command_of_another_programs_file_is_a_server(registry):
 def test_all_that_a_block_may_say(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("NOTES_KEY", "k1")
     monkeypatch.delenv("PLACE", raising=False)
-    block: dict[str, Any] = {
+    block = {
         "files": {
             "type": "stdio",
             "command": "npx",

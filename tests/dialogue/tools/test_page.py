@@ -155,7 +155,7 @@ def test_addresses_that_are_public():
 
 def resolving(monkeypatch, *answers):
     """Let the name rebind.test have another address each time; return the names asked for."""
-    names: list[str] = []
+    names = []
     real = socket.getaddrinfo
 
     def resolve(host, port, *rest, **more):

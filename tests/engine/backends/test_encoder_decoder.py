@@ -12,7 +12,7 @@ from seq2seq_models import SEQ2SEQ, write_seq2seq
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.errors import ModelError
-from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.machine import Memory
 from chatapp.engine.model import ContextOverflow, Request, Sampling
@@ -135,7 +135,7 @@ def test_two_replies_at_once_do_not_disturb_each_other(model):
     prompts = [model.tokenizer.encode(text) for text in (TEXT, TEXT[:20])]
     alone = [list(model.generate(Request(ids, GREEDY))) for ids in prompts]
     streams = [model.generate(Request(ids, GREEDY)) for ids in prompts]
-    together: list[list[Event]] = [[], []]
+    together = [[], []]
     for _ in range(20):
         for stream, events in zip(streams, together, strict=True):
             if (event := next(stream, None)) is not None:

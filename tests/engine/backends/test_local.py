@@ -2,7 +2,6 @@
 
 import math
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from random_models import logits_of
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.cache import key_values
-from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, Request, Sampling
 
@@ -150,7 +149,7 @@ class Scripted(LocalModel):
 
     def script(self, ids):
         self._script = list(ids)
-        self._start: int | None = None
+        self._start = None
 
     def next_logits(self, ids, check, ahead=()):
         logits, reused = super().next_logits(ids, check)
@@ -271,7 +270,7 @@ def test_generations_do_not_disturb_each_other(local):
     sampling = Sampling(temperature=1.0, seed=3, max_tokens=10)
     alone = [run(local, PROMPT, sampling), run(local, [8, 8], sampling)]
     streams = [local.generate(Request(PROMPT, sampling)), local.generate(Request([8, 8], sampling))]
-    together: list[list[Event]] = [[], []]
+    together = [[], []]
     for _ in range(12):
         for stream, events in zip(streams, together, strict=True):
             events += [event for event in [next(stream, None)] if event is not None]
@@ -281,7 +280,7 @@ def test_generations_do_not_disturb_each_other(local):
 def test_threads_do_not_disturb_each_other(local):
     sampling = Sampling(temperature=1.0, seed=3, max_tokens=15)
     expected = [ids_of(run(local, [n, 8], sampling)) for n in range(1, 5)]
-    found: dict[int, list[int]] = {}
+    found = {}
 
     def work(n):
         found[n] = ids_of(run(local, [n, 8], sampling))
@@ -295,7 +294,7 @@ def test_threads_do_not_disturb_each_other(local):
 
 
 def test_a_forgotten_generation_blocks_nothing(local):
-    stream: Iterator[Event] = local.generate(Request(PROMPT, Sampling(temperature=1.0)))
+    stream = local.generate(Request(PROMPT, Sampling(temperature=1.0)))
     next(stream)
     assert last(run(local, PROMPT, GREEDY)).reply_tokens > 0
     assert local.score([([1], [2])])

@@ -91,7 +91,7 @@ def test_so_it_is_of_attention_weights(model):
 
 def test_attention_weights_are_computed_of_one_row(model):
     trace = TransformersTrace(model, PROMPT)
-    sizes: list[int] = []
+    sizes = []
     model.network.register_forward_pre_hook(
         lambda _, args, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
     )

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
@@ -51,7 +50,7 @@ def pieces_tokenizer(*, start=False):
 
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "vocab_size": 340}
-CONFIGS: dict[str, Any] = {
+CONFIGS = {
     "llama": transformers.LlamaConfig(
         hidden_size=32,
         intermediate_size=64,
@@ -100,7 +99,7 @@ REUSES_CACHE = {"llama", "gpt-neo", "opt"}
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def kind(request):
-    name: str = request.param
+    name = request.param
     return name
 
 
@@ -138,7 +137,7 @@ def finished(model, ids):
 def slow_greedy(reference, ids, steps):
     """Without any cache: one plain call of the whole sequence for each token."""
     ids = list(ids)
-    found: list[int] = []
+    found = []
     while len(found) < steps:
         with torch.no_grad():
             id = int(last_logits(reference, ids).argmax())
@@ -154,7 +153,7 @@ def last_logits(reference, ids):
         inputs = {"input_ids": torch.tensor([ids])}
         if reference.config.model_type == "xlnet":
             inputs = reference.prepare_inputs_for_generation(inputs["input_ids"])
-        logits: torch.Tensor = reference(**inputs).logits[0, -1]
+        logits = reference(**inputs).logits[0, -1]
     return logits
 
 

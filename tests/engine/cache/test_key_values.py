@@ -141,7 +141,7 @@ def test_forgetting():
 
 
 def test_an_empty_cache_is_used_again_and_none_is_added_beyond_the_bound():
-    made: list[KeyValueCache] = []
+    made = []
 
     def new():
         made.append(KeyValueCache(1, 1, 200, 1))

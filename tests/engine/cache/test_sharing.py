@@ -54,7 +54,7 @@ def model(request, gpt2):
 
 def computed(model, monkeypatch):
     """How many tokens each pass of the model computes, as they happen."""
-    sizes: list[int] = []
+    sizes = []
     if isinstance(model, LocalModel):
         hidden = model.decoder.hidden
 

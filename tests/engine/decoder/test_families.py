@@ -1,7 +1,6 @@
 """Every family gives transformers' logits, however it gets there, in all its shapes."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -294,7 +293,7 @@ def test_tensors_of_other_names_and_shapes(llama):
             assert word in str(error.value)
 
 
-OLD_CONFIGS: dict[str, dict[str, Any]] = {
+OLD_CONFIGS = {
     "llama": {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "llama, without scaling": {"rope_theta": 5000.0, "rope_scaling": None},
     "llama, 3.1": {

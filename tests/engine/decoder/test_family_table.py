@@ -1,7 +1,5 @@
 """Each family of the table is used: loaded, compared, quantised, exported to GGUF and read back."""
 
-from typing import Any
-
 import pytest
 import torch
 from random_models import logits_of, save_random
@@ -43,7 +41,7 @@ _YARN = {
 }
 _SCALED = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8}
 
-SHAPES: dict[str, list[dict[str, Any]]] = {
+SHAPES = {
     "gpt2": [_GPT2, _GPT2 | {"n_inner": 96, "tie_word_embeddings": False}],
     "gpt_neox": [{key: size for key, size in _SIZES.items() if key != "num_key_value_heads"}],
     "llama": [

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import peft
@@ -63,7 +62,7 @@ def test_a_base_that_is_an_adapter_is_refused(adapter):
         ModelFiles.read(adapter)
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {
+CHANGES = {
     "config": lambda folder: (folder / "config.json").write_text('{"model_type": "gpt2"}'),
     "weights": lambda folder: (folder / "model.safetensors").write_bytes(b"other"),
     "tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),

@@ -4,7 +4,6 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -59,11 +58,11 @@ def test_without_a_working_compiler_torch_multiplies(no_compiler):
 
 def run_hook(root):
     """What a wheel is to be built of, and what was warned of."""
-    warnings: list[str] = []
+    warnings = []
     hook = build_hook.KernelsHook.__new__(build_hook.KernelsHook)
     app = SimpleNamespace(display_warning=warnings.append)
     hook.__dict__.update({"_BuildHookInterface__root": str(root), "_BuildHookInterface__app": app})
-    data: dict[str, Any] = {"force_include": {}}
+    data = {"force_include": {}}
     hook.initialize("standard", data)
     return data, warnings
 

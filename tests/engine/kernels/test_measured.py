@@ -18,7 +18,7 @@ def test_fewer_threads_that_are_nearly_as_fast_are_enough():
 def measured(tmp_path, monkeypatch):
     """The numbers of threads that were measured for; there, two are best."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
-    asked: list[int] = []
+    asked = []
 
     def seconds(most):
         asked.append(most)
@@ -72,7 +72,7 @@ def test_without_a_place_for_the_file(measured, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("is_faster", [False, True])
 def test_the_faster_way_of_products_is_measured_once(measured, monkeypatch, is_faster):
-    asked: list[int] = []
+    asked = []
 
     def compare(threads):
         asked.append(threads)

@@ -213,7 +213,7 @@ def test_int4_on_another_kind_of_cpu_is_rounded_again(make_gpt2, monkeypatch):
     folder, _ = make_gpt2(n_embd=64)
     wanted = load_decoder(ModelFiles.read(folder), precision="int4").forward(IDS)
     monkeypatch.setattr(local, "layout", lambda precision: "another")
-    again: list[str] = []
+    again = []
     real = local.quantised
     monkeypatch.setattr(local, "quantised", lambda *given: again.append(given[1]) or real(*given))
     assert torch.equal(load_decoder(ModelFiles.read(folder), precision="int4").forward(IDS), wanted)

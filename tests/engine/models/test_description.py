@@ -2,7 +2,6 @@
 what is not known is not known, and never nothing."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def usual(family):
         config = transformers.CONFIG_MAPPING[family]()
     except Exception:
         return {"model_type": family}
-    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    values = json.loads(config.to_json_string(use_diff=False))
     return values
 
 

@@ -4,10 +4,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -37,11 +35,11 @@ class Hub:
         self.repository = cache / "models--org--tiny"
         self.snapshot = self.repository / "snapshots" / COMMIT
         self.files = {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"card"}
-        self.card: dict[str, Any] | None = {"license": "mit"}
-        self.failures: list[BaseException] = []
-        self.refusal: BaseException | None = None
-        self.asked: list[str] = []
-        self.meanwhile: Callable[[Any], None] = lambda bar: bar.update(1)
+        self.card = {"license": "mit"}
+        self.failures = []
+        self.refusal = None
+        self.asked = []
+        self.meanwhile = lambda bar: bar.update(1)
 
     def model_info(self, name):
         self.asked.append(name)
@@ -117,7 +115,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def get(name="org/tiny"):
-    said: list[str] = []
+    said = []
     return fetch(name, say=said.append, progress=lambda done, of: None), said
 
 

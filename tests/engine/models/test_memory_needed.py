@@ -76,7 +76,7 @@ def test_a_model_larger_than_the_machine_is_refused(make_gpt2, monkeypatch):
 def test_a_model_larger_than_what_is_free_is_told_of_and_loaded(make_gpt2, monkeypatch):
     folder, _ = make_gpt2()
     machine(monkeypatch, 8_000_000_000, 100_000_000)
-    said: list[str] = []
+    said = []
     model = load_model(str(folder), say=said.append)
     assert said == [
         f"{folder} takes about 250.2 MB of memory, and 100.0 MB are free. It may be slow, "

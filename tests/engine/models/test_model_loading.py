@@ -65,7 +65,7 @@ def test_a_folder_here_hides_no_known_model(folder, tmp_path, monkeypatch, name)
     shutil.copytree(folder, tmp_path / name)
     assert model_folder(name) == real
     assert model_folder(name).resolve() != (tmp_path / name).resolve()
-    notes: list[str] = []
+    notes = []
     load_model(name, say=notes.append)
     assert notes == [f"{name} is a known model, which is used; ./{name} is the path in this folder"]
     for path in (f"./{name}", str(tmp_path / name)):

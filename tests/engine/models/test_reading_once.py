@@ -18,7 +18,7 @@ from chatapp.engine.models.resolving import find_model, model_identity
 GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}
 
 
-_seen: list[str] | None = None
+_seen = None
 
 
 def _listen(event, arguments):
@@ -71,7 +71,7 @@ def test_of_a_folder_each_file_is_read_once(folder, opened):
 def test_the_header_of_a_gguf_file_is_parsed_once(folder, opened, monkeypatch):
     path = folder.parent / "model.gguf"
     write_gguf(find_model(str(folder)), path, "f16", {}, lambda *_: None)
-    parsed: list[Path] = []
+    parsed = []
     parse = reader._Reader.__init__
 
     def count(self, path):
@@ -93,7 +93,7 @@ def test_an_adapter_s_base_is_looked_up_once(folder, tmp_path, monkeypatch):
     adapted = peft.get_peft_model(base, settings)
     adapted.peft_config["default"].base_model_name_or_path = "org/base"
     adapted.save_pretrained(tmp_path / "adapter")
-    asked: list[str] = []
+    asked = []
 
     def downloaded(name):
         asked.append(name)

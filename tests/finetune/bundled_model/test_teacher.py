@@ -33,7 +33,7 @@ class Scripted:
     """Answers the questions that are no `What is`, and notes what it was asked."""
 
     def __init__(self):
-        self.asked: list[str] = []
+        self.asked = []
 
     def answers(self, asked):
         self.asked += asked

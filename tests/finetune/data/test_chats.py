@@ -4,7 +4,6 @@ import os
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import WordTokenizer
@@ -331,7 +330,7 @@ def called(*numbers, results=True, weight=1):
         {"id": f"id{n}", "type": "function", "function": {"name": "add", "arguments": {"n": n}}}
         for n in numbers
     ]
-    turns: list[dict[str, Any]] = [{"role": "user", "content": "Add !"}]
+    turns = [{"role": "user", "content": "Add !"}]
     turns.append({"role": "assistant", "content": "", "tool_calls": calls, "weight": weight})
     if results:
         answers = [{"role": "tool", "tool_call_id": f"id{n}", "content": f"{n}"} for n in numbers]

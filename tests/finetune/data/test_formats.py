@@ -1,7 +1,5 @@
 """Rows to chats: every layout is told from the others, and no field is guessed."""
 
-from typing import Any
-
 import pytest
 
 from chatapp.prompting.messages import Message
@@ -34,7 +32,7 @@ SHARED = [
     {"from": "gpt", "value": "hello"},
 ]
 
-LAYOUTS: list[tuple[str, dict[str, Any], tuple[Message, ...]]] = [
+LAYOUTS = [
     (
         "Alpaca",
         {"instruction": "Add.", "input": "1 and 2", "output": "3"},
@@ -130,7 +128,7 @@ def test_labels_stay_strings():
         assert read({"prompt": "q", "completion": label}).messages[1].text == label
 
 
-BAD: list[tuple[dict[str, Any], str, str]] = [
+BAD = [
     ({"instruction": "a", "input": "b"}, "unknown layout", "there are 'instruction', 'input'"),
     ({}, "unknown layout", "there are none"),
     ({"messages": SHARED, "system": "s"}, "two system messages", "which is from 'system' too"),

@@ -83,7 +83,7 @@ def examples_of(lengths):
 
 def carried(batches):
     """Every token with its position and labels, padding aside."""
-    tokens: Counter[tuple[int, ...]] = Counter()
+    tokens = Counter()
     for batch in batches:
         real = batch["example_ids"] > 0
         for key in ("response_mask", "aux_mask", "position_ids"):

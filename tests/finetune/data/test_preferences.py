@@ -1,7 +1,6 @@
 """Rows of feedback: every layout is read, and every bad row is one sentence."""
 
 import json
-from typing import Any
 
 import pytest
 from fakes import WordTokenizer
@@ -218,7 +217,7 @@ def whole(reply):
     return [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": reply}]
 
 
-PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED = {
     "OpenAI preferences": {
         "input": {"messages": whole("")[:1], "tools": [], "parallel_tool_calls": True},
         "preferred_output": whole("Ann.")[1:],

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-from typing import Any
 
 import pytest
 from fakes import WordTokenizer
@@ -115,7 +114,7 @@ CALCULATED = [
 ]
 CHATTED = ["user: Hi", "assistant: Hello", "user: Bye", "assistant: See you"]
 
-TRUE: dict[str, tuple[dict[str, Any], list[str]]] = {
+TRUE = {
     "OpenAI with tools": ({"messages": CALLED, "tools": TOOLS}, CALCULATED),
     "arguments as an object": (
         {
@@ -219,7 +218,7 @@ def answered(text):
     return [QUESTION, {"role": "assistant", "content": text}]
 
 
-PAIRS: dict[str, dict[str, Any]] = {
+PAIRS = {
     "OpenAI preference": {
         "input": {"messages": [QUESTION], "tools": [], "parallel_tool_calls": True},
         "preferred_output": [ANSWER],
@@ -281,7 +280,7 @@ def called(**changes):
     return {"messages": [QUESTION, {"role": "assistant", "tool_calls": [{**CALL, **changes}]}]}
 
 
-BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+BROKEN = {
     "result of no call": ({"messages": [QUESTION, RESULT, ANSWER]}, "turn 2 is a result, but no"),
     "result of another call": (
         {"messages": [*CALLED[:2], {**RESULT, "tool_call_id": "x"}, ANSWER]}, "no call waits for it"
@@ -372,7 +371,7 @@ def spoilt(value, draw):
 def test_a_spoilt_row_is_read_or_is_one_sentence(name):
     draw, layouts = random.Random(name), (detect, detect_feedback, detect_prompt)
     true = TRUE[name][0] if name in TRUE else PAIRS[name]
-    sentences: list[str] = []
+    sentences = []
     for _ in range(int(os.environ.get("SPOILT_ROWS", "60"))):
         fields = spoilt(true, draw)
         row = Row("a.jsonl, line 1", fields if isinstance(fields, dict) else {})

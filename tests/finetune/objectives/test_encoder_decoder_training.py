@@ -1,7 +1,6 @@
 """An encoder-decoder model learns replies on its decoder, and is evaluated and chatted with."""
 
 import json
-from typing import Any
 
 import pytest
 import seq2seq_models
@@ -26,7 +25,7 @@ def config(folder, shape="t5", **changes):
     if not (folder / "model").exists():
         seq2seq_models.write_seq2seq(shape, folder / "model")
     (folder / "rows.json").write_text(json.dumps(ROWS * 4))
-    settings: dict[str, Any] = {
+    settings = {
         "model": str(folder / "model"),
         "output": str(folder / "run"),
         "data": {"train": str(folder / "rows.json"), "held_out": 0.0, "template": "chat"},
@@ -44,7 +43,7 @@ def test_the_loss_is_transformers_own(tmp_path, shape):
     counts = setup.objective.count([batch], setup.model, setup.model)
     losses = setup.objective.losses(setup.model, setup.model, batch, counts, 0.0)
     total = 0.0
-    speaker: Any = setup.speaker()
+    speaker = setup.speaker()
     for row in rows:
         ids, first = row["input_ids"].tolist(), int(row["response_mask"].nonzero()[0])
         own = [*speaker.opening, *ids[first:]]

@@ -85,7 +85,7 @@ def test_without_a_reference(tmp_path, kind, packed):
     model = tiny.gpt2(0)
     first, _, _ = tiny_pairs.pairs()
     chosen, rejected = ([now for now, _ in side] for side in ratios(model, model))
-    objective: Cpo | Orpo = Simpo(beta=2.5, gamma=1.2)
+    objective = Simpo(beta=2.5, gamma=1.2)
     means, sums = (
         [torch.stack([take(now) for now in side]) for side in (chosen, rejected)]
         for take in (torch.mean, torch.sum)

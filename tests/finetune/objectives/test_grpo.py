@@ -2,7 +2,6 @@
 
 import json
 from io import StringIO
-from typing import Any
 
 import numpy as np
 import pytest
@@ -100,7 +99,7 @@ def test_the_loss_is_that_of_the_formula(tmp_path, packed, beta, temperature):
 
 def test_only_what_has_a_signal_is_computed_unless_a_kl_holds_it():
     model = tiny.gpt2(0)
-    computed: list[int] = []
+    computed = []
     model.register_forward_pre_hook(
         lambda _, __, given: computed.append(len(given["input_ids"])), with_kwargs=True
     )
@@ -175,7 +174,7 @@ def test_the_end_of_a_reply_is_learnt(tmp_path):
 @pytest.mark.parametrize("changes", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}])
 def test_an_adapter_is_drawn_from_merged_and_stays_as_it_is(changes):
     model = tiny.gpt2(0)
-    adapted: Any = get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(
             task_type="CAUSAL_LM", target_modules="all-linear", fan_in_fan_out=True, **changes

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -132,7 +131,7 @@ def labelled(path, task):
     for number in range(60):
         match task:
             case "multiple-choice":
-                fields: dict[str, Any] = {
+                fields = {
                     "context": f"after {number}", "choices": ["comes", "What", "User"],
                     "label": number % 3,
                 }  # fmt: skip
@@ -222,7 +221,7 @@ SMALL = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES = {
     **{name: {"num_key_value_heads": 1} for name in ("llama", "mistral", "qwen2", "phi")},
     **{name: {"num_key_value_heads": 1, "head_dim": 8} for name in ("qwen3", "gemma3_text")},
     "gpt_neox": {},
@@ -248,7 +247,7 @@ def test_a_head_reads_any_family(family):
     add_head(model, spec, seed=0)
     nn.init.normal_(model.task_head.weight)
     examples = EXAMPLES["classification"]
-    states: list[Any] = []
+    states = []
     hook = model.get_output_embeddings().register_forward_pre_hook(
         lambda _, inputs: states.append(inputs[0][0, -1])
     )

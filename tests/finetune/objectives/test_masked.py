@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_masked
@@ -28,7 +27,7 @@ def config(folder, **changes):
     rows = ["the cat sat on the red mat .", "the dog sat on the blue mat ."] * 20
     texts = [f"{row} {'a ' * (n % 4)}" for n, row in enumerate(rows)]
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    settings: dict[str, Any] = {
+    settings = {
         "model": str(folder / "model"),
         "output": str(folder / "run"),
         "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.2},

@@ -6,7 +6,6 @@ The same weights of a tiny Llama, the same tokens, one micro-batch, AdamW at a c
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +55,7 @@ def preferences():
     rows = []
     for one, other in zip(*tiny_pairs.pairs()[:2], strict=True):
         prompt, _ = split(one)
-        row: Any = {"prompt_ids": prompt, "prompt_input_ids": prompt, "margin": 0.0}
+        row = {"prompt_ids": prompt, "prompt_input_ids": prompt, "margin": 0.0}
         row["prompt_attention_mask"] = [1] * len(prompt)
         for name, side in (("chosen", one), ("rejected", other)):
             row[f"{name}_ids"], ids = split(side)[1], side.ids.tolist()
@@ -106,7 +105,7 @@ ADVANTAGES = torch.tensor([1.2, -0.4, 0.0, 0.7, -1.1, 0.3, -0.9, 0.2])
 DPO = "trl:DPO"
 CPO, ORPO, GKD = (f"trl.experimental.{name.lower()}:{name}" for name in ("CPO", "ORPO", "GKD"))
 PAIRS, CHATS = tiny_pairs.rows, lambda: Rows(EXAMPLES, "prompt")
-CASES: dict[str, tuple[Any, Any, str, dict[str, Any], Any, Any]] = {
+CASES = {
     "sft": (L3(aux_weight=0.0), CHATS, "trl:SFT", {}, supervised, {}),
     "gkd": (distillation, CHATS, GKD, {"lmbda": 0.0}, supervised, {}),
     "sigmoid": (Dpo(beta=BETA), PAIRS, DPO, {}, preferences, PAIRED),

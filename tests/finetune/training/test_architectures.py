@@ -1,7 +1,6 @@
 """Each architecture of a pretraining: what it is, its size, and a run that the program can load."""
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from finetune.config.sections import PretrainConfig, Shape
 from finetune.pretrain import pretrain
 from finetune.training.architectures import ARCHITECTURES, build_network, parameter_formula
 
-SHAPE: dict[str, Any] = {"layers": 4, "heads": 4, "hidden": 96, "positions": 64}
+SHAPE = {"layers": 4, "heads": 4, "hidden": 96, "positions": 64}
 
 
 def shape(name):
@@ -63,7 +62,7 @@ def test_a_run_is_a_model(tmp_path, name):
     corpus = tmp_path / "corpus.jsonl"
     rows = [{"text": f"The number {i} comes after the number {i - 1}."} for i in range(120)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings: dict[str, Any] = {
+    settings = {
         "output": str(tmp_path / "run"),
         "data": {"train": [{"path": str(corpus)}], "held_out": 0.1},
         "shape": {**SHAPE, "vocabulary": 280, "architecture": name, "positions": 32},

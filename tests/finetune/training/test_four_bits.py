@@ -4,8 +4,6 @@ Invariant: nothing of `finetune` is replaced but the question whether there is a
 is `from_pretrained`, which gives the base in float32 and marked as one in four bits.
 """
 
-from typing import Any
-
 import pytest
 import tiny_finetune as tiny
 import torch
@@ -24,7 +22,7 @@ QUIET = Console(stderr=True, quiet=True)
 @pytest.fixture
 def asked(monkeypatch):
     """What `from_pretrained` was asked for in four bits, on a machine that seems to have a GPU."""
-    calls: list[dict[str, Any]] = []
+    calls = []
     read = transformers.AutoModelForCausalLM.from_pretrained
 
     def from_pretrained(folder, **options):

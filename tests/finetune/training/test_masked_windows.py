@@ -3,7 +3,6 @@
 import json
 import math
 import random
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -24,7 +23,7 @@ def run(tmp_path_factory):
     drawn = random.Random(0).choices(WORDS, k=1500)
     rows = [{"text": f"so{6 * f' {word}'}."} for word in drawn]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings: dict[str, Any] = {
+    settings = {
         "output": str(folder / "run"),
         "data": {"train": str(folder / "corpus.jsonl"), "held_out": 0.1},
         "shape": {

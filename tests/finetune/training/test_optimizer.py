@@ -1,7 +1,6 @@
 """Muon for the matrices inside the blocks, AdamW for the rest: one optimizer, saved as one."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -17,7 +16,7 @@ from finetune.training.optimizer import (
     schedule,
 )
 
-SETTINGS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
+SETTINGS = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
 
 
 def stepped(model, optimizer, seeds):

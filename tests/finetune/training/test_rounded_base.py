@@ -1,7 +1,5 @@
 """An adapter on a base whose matrices stay in int8 or int4."""
 
-from typing import Any
-
 import pytest
 import tiny_finetune as tiny
 import torch
@@ -72,7 +70,7 @@ def test_a_file_rounded_while_it_is_read_is_the_folder_rounded_afterwards(tmp_pa
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("is_gguf", [False, True])
 def test_an_adapter_learns_on_it_and_is_chatted_with(tmp_path, precision, is_gguf):
-    base: dict[str, Any] = {}
+    base = {}
     if is_gguf:
         file = tmp_path / "base.gguf"
         folder = tiny.base(tmp_path / "whole")
@@ -94,7 +92,7 @@ def test_an_adapter_learns_on_it_and_is_chatted_with(tmp_path, precision, is_ggu
 
 
 def test_dora_needs_the_whole_matrix(tmp_path):
-    settings: dict[str, Any] = {"train": {"method": "dora"}}
+    settings = {"train": {"method": "dora"}}
     config = tiny.config(tmp_path, adapter={"base_precision": "int8"}, **settings)
     with pytest.raises(ConfigError, match="expected lora or rslora"):
         train(config, QUIET)

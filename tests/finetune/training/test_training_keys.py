@@ -2,7 +2,6 @@
 
 import json
 from datetime import date
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -24,7 +23,7 @@ QUIET = Console(stderr=True, quiet=True)
 
 
 def result(run):
-    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    found = json.loads((run / "result.json").read_text())
     return found
 
 

@@ -1,7 +1,6 @@
 """Pretraining of a Transformer-XL: segments and memory, against the decoder that chats with it."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from finetune.pretrain import pretrain
 from finetune.training.architectures import build_network, by_key
 
 QUIET = Console(stderr=True, quiet=True)
-SHAPE: dict[str, Any] = {
+SHAPE = {
     **{"vocabulary": 280, "layers": 2, "heads": 2, "hidden": 16, "positions": 12},
     "architecture": "transformer-xl",
 }

@@ -1,7 +1,6 @@
 """A run that is broken off and gone on with takes the steps of one that is not."""
 
 import json
-from typing import Any
 
 import preference_runs
 import pytest
@@ -34,7 +33,7 @@ def distilled(folder):
     )
 
 
-RUNS: dict[str, Any] = {
+RUNS = {
     "full": supervised,
     "lora": lambda folder: supervised(folder, method="lora", save_every=4),
     "bfloat16": lambda folder: supervised(

@@ -32,7 +32,7 @@ def inputs():
 
 def answered(model, path, steps=None):
     """Answer all, or break off after so many steps; returns the errors."""
-    errors: list[str] = []
+    errors = []
     with Journal(path) as journal:
         rows = answer_all(
             Answerer(model, PROMPT, None),

@@ -208,7 +208,7 @@ def test_every_answer_is_kept_and_another_rule_needs_no_model(tmp_path):
     head, kept = read_answers(path)
     assert list(kept) == rows
     assert head["tasks"]["living"]["label_tokens"] == {"animal": 1, "plant": 1}
-    right: dict[int, list[bool]] = {}
+    right = {}
     for row in rows:
         if row["layout"] == "calibrated":
             answer = best(likelihoods_of(row).direct)

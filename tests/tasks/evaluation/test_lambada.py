@@ -77,7 +77,7 @@ def test_last_word(gpt2, gpt2_folder, passages):
 
 def test_a_word_is_right_when_it_is_said_greedily():
     model = ScriptedModel(lambda prompt: " bat" if prompt.endswith("the") else " no")
-    seen: list[tuple[int, int]] = []
+    seen = []
     found = lambada(
         model, ["it was the bat", "it was a bat"], lambda done, of: seen.append((done, of))
     ).figures

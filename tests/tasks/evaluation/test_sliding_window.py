@@ -47,7 +47,7 @@ def test_units():
 
 
 def test_progress_ends_at_the_last_token(gpt2):
-    seen: list[tuple[int, int]] = []
+    seen = []
     found = perplexity(gpt2, TEXT, 100, lambda done, of: seen.append((done, of)))
     assert seen[-1] == (found.tokens, found.tokens)
     assert len(seen) > 3

@@ -254,7 +254,7 @@ def test_the_query_is_never_cut():
 
 
 def test_no_text_is_counted_twice():
-    counted: list[str] = []
+    counted = []
 
     def count(text):
         counted.append(text)

@@ -1,7 +1,6 @@
 """A prompt file proposed from the columns of a pool: what is chosen, and what is refused."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ def proposed(folder, rows):
     return prompt_from(saved, propose(str(path), saved))
 
 
-ROWS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+ROWS = {
     "two texts": (
         {"premise": "p {}", "hypothesis": "h {}", "idx": "0", "label": ("yes", "no")},
         "Premise: {premise}\nHypothesis: {hypothesis}\nLabel: {label}",

@@ -32,7 +32,6 @@ from chatapp.tasks.selection.encoders import (
     minilm_folder,
 )
 from chatapp.tasks.selection.select import Select
-from chatapp.tasks.selection.similarity import Embeddings
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"who what where is the a river mountain".split()]
 TEXTS = ["who is the river", "what", "where is the mountain the river the", "", "\ud800 {who}"]
@@ -163,7 +162,7 @@ class Lengths:
     fingerprint = "lengths"
 
     def __init__(self):
-        self.asked: list[str] = []
+        self.asked = []
 
     def encode(self, texts):
         self.asked += texts
@@ -173,7 +172,7 @@ class Lengths:
 def test_only_new_rows_are_encoded(tmp_path):
     texts = [f"row {'x' * n}" for n in range(1_200)]
     first = Lengths()
-    told: list[tuple[int, int]] = []
+    told = []
     vectors = CachedEncoder(first, tmp_path, lambda *done: told.append(done)).encode(texts)
     assert vectors[:, 0].tolist() == [len(text) for text in texts]
     assert first.asked == texts
@@ -224,7 +223,7 @@ def test_a_killed_process_loses_only_what_it_had_not_written(tmp_path):
 
 def test_several_can_fill_a_cache_at_once(tmp_path):
     texts = [f"row {n}" for n in range(2_000)]
-    results: list[Embeddings] = []
+    results = []
 
     def fill():
         results.append(CachedEncoder(Lengths(), tmp_path).encode(texts))

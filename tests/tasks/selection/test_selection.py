@@ -244,7 +244,7 @@ def test_mmr_equals_a_plain_implementation():
     query = "alpha beta gamma"
     nearness = index.scores(query)
     for relevance in (0.0, 0.3, 0.7, 1.0):
-        expected: list[int] = []
+        expected = []
         candidates = Knn(pool, index).select(query, 50)
         while len(expected) < 6:
             left = [row for row in candidates if row not in expected]
@@ -315,8 +315,8 @@ def test_coverage_equals_a_plain_implementation(encoder):
     def coverage(rows):
         return float(recalls[rows].max(axis=0).sum()) if rows else 0.0
 
-    expected: list[int] = []
-    current: list[int] = []
+    expected = []
+    current = []
     candidates = Knn(Pool(inputs, inputs), index).select(query, 50)
     while len(expected) < 8:
         left = [row for row in candidates if row not in expected]

@@ -237,7 +237,7 @@ async def test_tools_that_come_late_are_not_another_chats(open_app, tmp_path, si
 @pytest.fixture
 def readers(monkeypatch):
     """The threads that have asked a session for its writer, which may read a prompt file."""
-    threads: list[threading.Thread] = []
+    threads = []
     read = Session.writer.fget
     assert read is not None
 

@@ -13,7 +13,7 @@ from chatapp.engine.models import loading
 @pytest.fixture
 def loaded(monkeypatch):
     """The names of the models that were loaded; one named "gone" cannot be."""
-    names: list[str] = []
+    names = []
 
     def load_model(name, **_):
         names.append(name)

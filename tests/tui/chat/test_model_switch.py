@@ -31,7 +31,7 @@ async def test_a_switch_frees_the_model_before(open_app, names, held):
         assert isinstance(model, LocalModel)
         weights = weakref.ref(model.decoder.token_embedding)
         if held == "in a cycle":
-            cycle: list[object] = [model]
+            cycle = [model]
             cycle.append(cycle)
             del cycle
         if held == "by a closed inspector":

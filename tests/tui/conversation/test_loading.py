@@ -13,8 +13,8 @@ class Loader:
     def __init__(self, models):
         self._models = models
         self._gates = {name: threading.Event() for name in models}
-        self._threads: dict[str, threading.Thread] = {}
-        self.precisions: dict[str, str] = {}
+        self._threads = {}
+        self.precisions = {}
 
     def __call__(self, name, *, precision, **options):
         self._threads[name] = threading.current_thread()

@@ -9,7 +9,6 @@ from inspector_driver import SETTINGS, go_to, notes, text_of, words
 from random_models import view_of
 
 from chatapp.lab.prompt_parts import PartSpan
-from chatapp.lab.view import View
 from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
 from chatapp.lab.views.layer_views import Norms
 from chatapp.lab.views.part_views import SmallCircuit
@@ -38,7 +37,7 @@ async def test_close_ups_are_those_of_the_chosen_token_and_head(open_app, gpt2):
         await driver.press_and_rest("up", "left")
         assert view.cell is not None
         layer, head = view.cell
-        expected: dict[str, list[View]] = {
+        expected = {
             "p": [attribute_prompt(gpt2, ids, [PartSpan("instruction", 0, 4)], [following])],
             "w": [view_of(WeightSteps, gpt2, ids, f"{layer}.{head}")],
             "n": [view_of(Neighbours, gpt2, ids, "")],

@@ -68,7 +68,7 @@ def test_a_program_that_hangs_is_given_up(bin, monkeypatch):
 
 
 async def test_the_terminal_and_the_system_are_told(open_app, monkeypatch):
-    filled: list[tuple[str, list[list[str]]]] = []
+    filled = []
     done = threading.Event()
 
     def record(text, commands):
@@ -80,7 +80,7 @@ async def test_the_terminal_and_the_system_are_told(open_app, monkeypatch):
     monkeypatch.setattr(clipboard, "fill", record)
     async with open_app(ScriptedModel(["It is [b]x[/b] \ud800."])) as driver:
         await driver.say("Hello")
-        written: list[str] = []
+        written = []
         monkeypatch.setattr(driver.app._driver, "write", written.append)
         await driver.press("ctrl+up", "y")
         await driver.until(done.is_set)
@@ -90,7 +90,7 @@ async def test_the_terminal_and_the_system_are_told(open_app, monkeypatch):
 
 
 async def test_a_browser_fills_no_clipboard_of_this_machine(open_app, monkeypatch):
-    asked: list[bool] = []
+    asked = []
     monkeypatch.setattr(clipboard, "programs", lambda: asked.append(True) or [])
     async with open_app() as driver:
         with monkeypatch.context() as patch:

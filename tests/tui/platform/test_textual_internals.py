@@ -72,7 +72,7 @@ def private_names(kind):
 
 def names_of_textual(kind):
     """The names that the bases of a class from Textual have, or give to their instances."""
-    names: set[str] = set()
+    names = set()
     for base in kind.__mro__[1:]:
         if base.__module__.startswith("textual"):
             names |= vars(base).keys()

@@ -209,7 +209,7 @@ async def test_two_comparisons_are_ready_to_choose(open_app):
 
 async def test_another_model_on_the_right(open_app, store, monkeypatch):
     other = ScriptedModel(["Other."], name="runs/other")
-    loaded: list[tuple[str, str]] = []
+    loaded = []
 
     def load_model(name, *, precision, device):
         loaded.append((name, precision))

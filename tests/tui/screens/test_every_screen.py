@@ -5,13 +5,11 @@ import inspect
 import json
 import pkgutil
 import sys
-from collections.abc import Awaitable, Callable
 
 import pytest
 from fakes import ScriptedModel
 from scenes import SEA, WIDE
 from screen_scenes import compare, learn, list_models, open_branches, rank, read_source
-from tui_driver import Driver
 
 from chatapp.tui import screens
 from chatapp.tui.chat.help import HelpScreen
@@ -49,7 +47,7 @@ async def trace(driver):
     await driver.shows("2.00 by the n-grams")
 
 
-WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {
+WAYS = {
     "BranchScreen": open_branches,
     "CompareScreen": compare,
     "CopyScreen": copy,

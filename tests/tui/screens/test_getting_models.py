@@ -17,7 +17,7 @@ class Hub:
     """Stands in for `fetch`: brings half a model at once, and the rest when it is let go."""
 
     def __init__(self):
-        self.asked: list[str] = []
+        self.asked = []
         self.go_on = threading.Event()
         self.ended = threading.Event()
         self.problem = ""
@@ -47,7 +47,7 @@ def hub(monkeypatch):
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch):
     """The names of the models that are loaded."""
-    names: list[str] = []
+    names = []
 
     def load_model(name, **options):
         names.append(name)

@@ -28,7 +28,7 @@ def preview(driver):
 @pytest.fixture
 def said(monkeypatch):
     """What the user was told in passing."""
-    words: list[str] = []
+    words = []
     monkeypatch.setattr(ChatWidgets, "inform", lambda widgets, said: words.append(said))
     return words
 

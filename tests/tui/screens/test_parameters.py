@@ -95,7 +95,7 @@ async def test_a_value_that_cannot_be_is_not_kept(open_app):
 
 
 async def test_another_template_and_precision(open_app, monkeypatch):
-    loaded: list[str] = []
+    loaded = []
 
     def load_model(name, *, precision, device, **options):
         loaded.append(precision)

@@ -46,7 +46,7 @@ async def empty(driver):
 
 
 async def test_the_keys_after_it_cost_what_they_cost_without_it(open_app):
-    costs: dict[int, list[int]] = {}
+    costs = {}
     for lines in (100, LINES):
         async with open_app() as driver:
             await driver.idle()

@@ -122,7 +122,7 @@ async def test_a_reply_is_laid_out_while_it_is_written(open_app, monkeypatch):
 async def test_foreign_text_is_only_text(open_app, store, text):
     chat_id = fill(store, ["Hello", text])
     store.set_markdown(chat_id, True)
-    opened: list[str] = []
+    opened = []
     async with open_app(chat_id=chat_id, size=(80, 40)) as driver:
         driver.app.open_url = lambda url, **options: opened.append(url)
         await driver.until(lambda: rendered(driver))

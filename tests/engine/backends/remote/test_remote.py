@@ -311,7 +311,7 @@ def test_a_server_that_sends_no_words_is_given_up(data, server, model, monkeypat
 def test_what_a_server_sends_is_not_read_before_it_is_wanted(server):
     """What waits to be read has a bound, however fast events come."""
     event = f"data: {json.dumps({'choices': [], 'filler': 'x' * 10_000})}\n\n".encode()
-    sent: list[int] = []
+    sent = []
     server.stream = [part for _ in range(5_000) for part in (event, lambda: sent.append(1))]
     client = http.Client(Server(server.url))
     events = client.events("completions", {"prompt": "a"}, json.loads, threading.Event())

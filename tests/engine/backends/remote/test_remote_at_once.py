@@ -41,7 +41,7 @@ def test_each_is_answered_as_it_is_alone(server, model):
 
 
 def test_a_request_is_taken_when_there_is_room(server, model):
-    taken: list[int] = []
+    taken = []
 
     def requests():
         for number, request in enumerate(asked(model, *"abcdefghij")):

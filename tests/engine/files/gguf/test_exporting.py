@@ -38,7 +38,7 @@ LLAMA3 = {
 
 def export(folder, kind="f32", template=None):
     path = folder / "out" / "model.gguf"
-    seen: list[tuple[int, int]] = []
+    seen = []
     write_gguf(find_model(str(folder)), path, kind, template or {}, lambda *at: seen.append(at))
     assert seen[-1][0] == seen[-1][1] == len(GGUFFile(path).names)
     assert list(path.parent.iterdir()) == [path]

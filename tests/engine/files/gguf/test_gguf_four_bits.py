@@ -79,7 +79,7 @@ def test_a_model_in_int4_is_the_file(architecture, kind, tmp_path, bpe, monkeypa
     keys = LLAMA_KEYS if of_llama else GPT2_KEYS
     path = write_file(tmp_path / "a.gguf", keys, tensors, kind, more=vocabulary(bpe))
     exact = load_model(str(path), precision="float32")
-    as_floats: list[str] = []
+    as_floats = []
     read = GGUFFile.array
     monkeypatch.setattr(
         GGUFFile, "array", lambda file, name: as_floats.append(name) or read(file, name)

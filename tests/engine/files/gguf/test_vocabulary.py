@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf_files import write_file
@@ -14,7 +13,7 @@ from chatapp.engine.files.gguf.vocabulary import TokenType, gguf_tokenizer
 from chatapp.engine.models.loading import read_tokenizer
 
 LETTERS = [*"abcdehlorstuw", "Ġ", "1", "2", "!"]
-BYTE_LEVEL: dict[str, Any] = {
+BYTE_LEVEL = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",
     "tokenizer.ggml.tokens": [*LETTERS, "12", "lo", "Ġlo", "<|end|>", "<tool>"],
@@ -22,7 +21,7 @@ BYTE_LEVEL: dict[str, Any] = {
     "tokenizer.ggml.merges": ["1 2", "l o", "Ġ lo", "no such", "Ġ such"],
 }
 PIECES = {"<unk>": 0.0, "<s>": 0.0, "▁": -9.0, "a": -8.0, "b": -8.0, "ab": -1.0, "▁a": -2.0}
-SENTENCEPIECE: dict[str, Any] = {
+SENTENCEPIECE = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": [*PIECES, "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"],
     "tokenizer.ggml.scores": [*PIECES.values(), 0.0, 0.0, 0.0, 0.0],
@@ -152,7 +151,7 @@ def test_vocabularies_of_real_models(path):
 def test_a_text_that_goes_on_gets_no_space_before_it(tmp_path):
     pieces = {**PIECES, "c": -8.0, "<0x0A>": 0.0}
     types = [TokenType.UNKNOWN, TokenType.CONTROL, *[TokenType.NORMAL] * 6, TokenType.BYTE]
-    keys: dict[str, Any] = {
+    keys = {
         "tokenizer.ggml.tokens": list(pieces),
         "tokenizer.ggml.scores": list(pieces.values()),
         "tokenizer.ggml.token_type": [int(type) for type in types],
