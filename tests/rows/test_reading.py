@@ -205,6 +205,12 @@ def test_columns_are_given_their_names(tmp_path):
     assert (row.fields["prompt"], row.fields["completion"]) == ("ask", "ask")
 
 
+def use_datasets(monkeypatch, load_dataset):
+    """Have a package `datasets` that loads so, as an installed one has a spec."""
+    package = SimpleNamespace(load_dataset=load_dataset, __spec__=object())
+    monkeypatch.setitem(sys.modules, "datasets", package)
+
+
 def test_a_hub_data_set(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = []
@@ -213,7 +219,7 @@ def test_a_hub_data_set(monkeypatch, tmp_path):
         asked.append((path, name, split))
         return ROWS
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    use_datasets(monkeypatch, load_dataset)
     rows = read("someone/something", subset="main", split="test")
     assert asked == [("someone/something", "main", "test")]
     assert [row.location for row in rows if isinstance(row, Row)] == [
@@ -228,7 +234,7 @@ def test_without_a_network_a_hub_data_set_is_one_sentence(monkeypatch, tmp_path)
     def load_dataset(*_, **__):
         raise ConnectionError("Couldn't reach 'someone/something' on the Hub\nmore")
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    use_datasets(monkeypatch, load_dataset)
     with pytest.raises(RowsError) as caught:
         read("someone/something")
     assert str(caught.value) == (
