@@ -52,7 +52,8 @@ def load(name: str = "", *, precision: str = "float32", device: str = "auto") ->
 
     name: as `--model` takes it: "bundled", "smollm2", a folder, a GGUF file, a hub id, a server's
     address; "" is the one in the settings. precision: "float32", "int8", "int4" or "bfloat16", or
-    "auto" for the fastest; the views need float32. Raises ModelError, a sentence.
+    "auto" for the fastest; the views need float32. Raises ModelError, a sentence; also for a masked
+    model, such as BERT, which writes no replies: `chatapp inspect` shows what it fills in.
     """
     name = name or load_settings().model
     return OpenModel(load_model(name, precision=precision, device=device))
