@@ -147,8 +147,8 @@ class ChatWriter(Writer):
         segments: list[Segment] = []
         replied = filter(_is_replied, exchanges)
         for segment in self._template.render(messages, open_reply=True):
-            is_reply = segment.kind == "assistant"
-            segments += self._replied(next(replied)) if is_reply else [segment]
+            reply = next(replied) if segment.kind == "assistant" else None
+            segments += self._replied(reply) if reply and reply.calls else [segment]
         return set_apart(segments, exchanges[-1].passages)
 
     def _length(self, exchange: Exchange) -> int:
