@@ -32,7 +32,7 @@ LLAMA_CPP = """
 import sys, threading, xllamacpp
 options = xllamacpp.CommonParams()
 options.model.path, options.port = sys.argv[1], int(sys.argv[2])
-options.n_parallel, options.n_ctx = 16, 16 * 512
+options.n_parallel, options.n_ctx = 64, 64 * 512
 for part in (options.cpuparams, options.cpuparams_batch):
     part.n_threads = 2
 server = xllamacpp.Server(options)
@@ -156,11 +156,11 @@ def _timed(path: Path, precision: str, rounds: int) -> dict[str, dict[str, list[
 
 
 def clients_table() -> Table:
-    """Sixteen clients with greedy chats, each sending the next one when its reply has ended."""
+    """64 clients with greedy chats, each sending the next one when its reply has ended."""
     from chatapp.engine.files.model_files import ModelFiles
     from chatapp.engine.tokenizers import chat_tokenizer
 
-    clients, seconds, turns = sized((16, 20.0, 3), (2, 0.3, 1))
+    clients, seconds, turns = sized((64, 20.0, 3), (2, 0.3, 1))
     speeds: defaultdict[str, list[float]] = defaultdict(list)
     first: defaultdict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
