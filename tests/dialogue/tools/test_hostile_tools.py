@@ -182,17 +182,17 @@ class Spoilt(BaseHTTPRequestHandler):
             "tools/call": {"content": [text]},
         }
         result = results.get(asked.get("method"), {})
-        result = dice.choice(JUNK) if dice.random() < 0.15 else result
+        result = dice.choice(JUNK) if dice.random() < 0.04 else result
         data = json.dumps({"jsonrpc": "2.0", "id": asked.get("id"), "result": result}).encode()
-        is_whole = dice.random() > 0.1
+        is_whole = dice.random() > 0.04
         if not is_whole:
             data = dice.choice([b"", b"[" * 50_000, bytes(range(256)), b"x" * 11_000_000])
-        self.send_response(dice.choice([200] * 12 + [202, 204, 307, 401, 500]))
+        self.send_response(dice.choice([200] * 90 + [202, 204, 307, 401, 500]))
         self.send_header("Location", "http://127.0.0.1:9/" + SECRET)
-        kinds = ["application/json"] * 9 + ["text/event-stream", "text/html", "x" * 999]
+        kinds = ["application/json"] * 60 + ["text/event-stream", "text/html", "x" * 999]
         self.send_header("Content-Type", dice.choice(kinds))
         if is_whole:
-            self.send_header("Content-Length", str(len(data) + dice.choice([0] * 9 + [7, -7])))
+            self.send_header("Content-Length", str(len(data) + dice.choice([0] * 60 + [7, -7])))
         self.end_headers()
         with suppress(OSError):
             self.wfile.write(data)
