@@ -38,6 +38,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/embeddings": {"input": "To be"},
     "/tokenize": {"prompt": "To be"},
     "/detokenize": {"tokens": [1, 2]},
+    "/inspect": {"prompt": "To be", "views": ["tokens"]},
 }
 """A request to each path that takes a body."""
 
