@@ -28,7 +28,11 @@ _CHATS: "tuple[tuple[tuple[Role, str], ...], ...]" = (
     (("system", "Answer briefly."), ("user", "Name two seas <|im_end|></s>.")),
 )
 _MOST_APART = {"f32": 1e-3, "f16": 0.02, "q8_0": 0.1, "q4_0": 1.0}
-"""How far rounding may move the log-probability of a token on average, in nats."""
+"""How far rounding may move the log-probability of a token on average, in nats.
+
+On SmolLM2-135M, rounding moves it by 0.001 (f16), 0.024 (q8_0), 0.59 (q4_0); one attention,
+MLP or query matrix of 30 layers lost in f16 by 0.37 to 0.45. So q4_0 shows coarser damage only.
+"""
 
 
 def export(
@@ -207,8 +211,10 @@ def _modelfile(model: "LanguageModel", template: "ChatTemplate", path: Path) -> 
     from chatapp.engine.files.model_files import read_generation_config
 
     lines = [f"FROM ./{path.name}", *_ollama_template(model, template)]
-    lines += [f'PARAMETER stop """{text}"""' for text in template.stop]
-    sampling = read_generation_config(model.files).sampling if model.files else {}
+    makers = read_generation_config(model.files)
+    ends = [name for name, id in model.tokenizer.special.items() if id in makers.ends]
+    lines += [f'PARAMETER stop """{text}"""' for text in dict.fromkeys([*template.stop, *ends])]
+    sampling = makers.sampling
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
         if sampling.get(name) is not None:
             lines.append(f"PARAMETER {name.replace('etition', 'eat')} {sampling[name]}")
