@@ -6,7 +6,6 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import date
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -103,6 +102,8 @@ def _table(name: str, loading: float, speed: "Speed") -> dict[str, str]:
 
 def _comparison(name: str, speed: "Speed") -> str:
     """One line with everything that a reader needs to compare it with another machine's."""
+    from importlib.metadata import version
+
     from chatapp.engine.kernels.machine import processor_name
 
     peer = speed.peer
