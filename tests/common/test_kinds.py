@@ -164,7 +164,7 @@ MEANS = {
     "examples or rows": "heads:_spec heads:HeadObjective.losses.compute "
     "heads:HeadObjective.preview building:timed_steps "
     "architectures:Segments.loss_with_memory answering:Answerer._labelled",
-    "no figure": "summarize:_pieces reader:_read generation:_nucleus kto:weights "
+    "no figure": "summarize:_pieces reader:_read sampling:_nucleus kto:weights "
     "encoders:SentenceEncoder.encode quality:_train feedback:write_configuration "
     "forgetting:measure_forgetting display:_filled",
 }
