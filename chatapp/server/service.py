@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices
-from chatapp.common.userfiles import Progress, UserError, suggestion
+from chatapp.common.userfiles import UserError
 from chatapp.dialogue.events import Options
 from chatapp.dialogue.turn import ReplyFilter, Trimmer, request_for
 from chatapp.engine.events import Event, Finished, Token
@@ -40,6 +40,7 @@ from chatapp.server.bodies import (
     TokenizeBody,
     Writing,
 )
+from chatapp.server.inspecting import inspect
 from chatapp.server.prompts import (
     MOST_TEXTS,
     BadRequestError,
@@ -75,8 +76,8 @@ _MANY = 1_000
 _MOST_TOKENS = 16
 """A completion's length unless the request says, as in OpenAI's protocol."""
 
-_MOST_LOOKED_AT, _LONGEST_LOOK = 512, 60.0
-"""Tokens of a text that is looked at, and seconds for all views of a request."""
+_LONGEST_LOOK = 60.0
+"""Seconds for all views of a request."""
 
 
 class Service:
@@ -175,47 +176,12 @@ class Service:
                 )
 
         try:
-            return await self._in_turn(self._viewer, partial(self._look, body, go_on))
+            model, sampling = self.model, self._choices.sampling
+            work = partial(inspect, body, model, self._template, sampling, go_on)
+            views = await self._in_turn(self._viewer, work)
+            return {"object": "inspection", "model": self._name} | views
         finally:
             has_left.set()
-
-    def _look(self, body: InspectBody, go_on: Progress) -> Document:
-        """The views of a request; `go_on` raises to stop. Raises BadRequestError, UserError."""
-        from chatapp.lab.encoder_decoder import reply_of
-        from chatapp.lab.view import Subject, token_position
-        from chatapp.lab.views import VIEWS
-
-        asked = body.views if isinstance(body.views, dict) else {name: {} for name in body.views}
-        for name in asked:
-            if name not in VIEWS:
-                hint = suggestion(name, VIEWS) or f"; there are {', '.join(VIEWS)}"
-                raise BadRequestError(f"views: there is no view {name[:40]!r}{hint}", "views")
-        chosen = {name: VIEWS[name].options_of(values) for name, values in asked.items()}
-        if (body.prompt is None) == (body.messages is None):
-            raise BadRequestError("expected either prompt or messages", "prompt")
-        if body.messages is not None:
-            chat = ChatBody(messages=body.messages)
-            prompt = chat_prompt(self.model, self._template, chat, 1).prompt
-            ids, segments = tuple(prompt.ids), tuple(prompt.segments)
-        else:
-            (read,), segments = ids_of(self.model, body.prompt, "prompt"), ()
-            ids = tuple(read)
-        if len(ids) > _MOST_LOOKED_AT:
-            raise BadRequestError(
-                f"the text is {len(ids)} tokens long; views take at most {_MOST_LOOKED_AT}"
-            )
-        changes = changes_in(self.model, body.changes).added_after(len(ids))
-        start, ids = len(ids), (*ids, *reply_of(self.model, ids))
-        answer: Document = {"object": "inspection", "model": self._name}
-        answer |= {"changes": changes.words} if changes else {}
-        for name, options in chosen.items():
-            go_on(0, 1)
-            place = token_position(getattr(options, "token", None), len(ids))
-            subject = Subject(self.model, ids, place, start, None, changes)
-            subject.sampling, subject.segments = self._choices.sampling, segments
-            subject.progress = go_on
-            answer[name] = VIEWS[name].document(subject, options)
-        return answer
 
     def _tokenize(self, body: TokenizeBody) -> Document:
         """The tokens of a text or of a chat's prompt."""

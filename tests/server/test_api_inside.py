@@ -18,7 +18,7 @@ from chatapp.lab.view import Subject
 from chatapp.lab.views import VIEWS
 from chatapp.lab.views.text_views import NextToken
 from chatapp.open_model import OpenModel
-from chatapp.server import service
+from chatapp.server import inspecting, service
 from chatapp.server.server import Access
 
 LOOK = "/v1/inspect"
@@ -172,5 +172,5 @@ async def test_views_end_in_time_or_with_their_client_and_hold_up_no_reply(clien
     await wait_for(0)
     monkeypatch.setattr(service, "_LONGEST_LOOK", 0.1)
     assert "more than 0 seconds" in (await client.post(LOOK, body))["error"]["message"]
-    monkeypatch.setattr(service, "_MOST_LOOKED_AT", 1)
+    monkeypatch.setattr(inspecting, "MOST_TOKENS", 1)
     assert "at most 1" in (await client.post(LOOK, body))["error"]["message"]
