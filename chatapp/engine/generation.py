@@ -156,10 +156,11 @@ class Continuation:
     def draw(self, logits: Tensor) -> Drawn:
         """Draw the next token. logits: (vocabulary,), after the current sequence.
 
-        Raises RuntimeError for logits that are NaN, and for a constraint that takes too much work.
+        Raises RuntimeError for logits that are NaN or infinite, and for a constraint that takes too
+        much work.
         """
         normaliser = float(logits.logsumexp(0))
-        if normaliser != normaliser:
+        if not math.isfinite(normaliser):
             raise RuntimeError("its weights produce logits that are not finite")
         id, is_forced, forbidden = self._choose(logits, normaliser)
         alternatives = []

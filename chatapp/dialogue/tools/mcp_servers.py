@@ -246,18 +246,27 @@ class Connection:
         self.is_over = True
         if self._supervision is not None:
             self._supervision.end()
-        if self._loop is not None and self._task is not None:
+        if self._loop is not None:
             with suppress(RuntimeError):  # it is closed
-                self._loop.call_soon_threadsafe(self._task.cancel)
+                self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        """Cancel the connection, on its thread, where it can be: while a program starts or ends,
+        that would kill the supervisor that ends what the program has started.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     async def _serve(self) -> None:
         """Run the connection until the server has ended."""
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        is_program = self._supervision is not None
+        self._task = None if is_program else asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
         try:
             require("mcp")
             from mcp import Client
 
-            is_program = self._supervision is not None
             async with Client(self._by_process() if is_program else self._by_http()) as client:
                 self._client.set_result(client)
                 await self._end.wait()
@@ -281,6 +290,7 @@ class Connection:
         incoming, received = anyio.create_memory_object_stream[Any](0)
         sent, outgoing = anyio.create_memory_object_stream[Any](0)
         try:
+            self._task = asyncio.current_task()
             if self.is_over:  # closed before the process started
                 raise Stopped
             async with anyio.create_task_group() as tasks:
@@ -290,6 +300,7 @@ class Connection:
                 yield received, sent
                 tasks.cancel_scope.cancel()
         finally:
+            self._task = None
             supervision.end()
             with anyio.CancelScope(shield=True):
                 await process.aclose()

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from tool_server import BY_HAND, DAEMON, add_lasting_server, add_server, ends
+from tool_server import BY_HAND, DAEMON, add_lasting_server, add_server, ends, none_left
 
 from chatapp.common.limited_process import Program
 from chatapp.dialogue.tools import mcp_servers
@@ -276,3 +276,25 @@ def test_what_its_file_says_is_checked(folder):
     problems = find_tools().problems
     assert "bad.toml, line 2: 'server' names no program" in problems["bad"]
     assert "'command'" in problems["both"]
+
+
+@pytest.mark.parametrize("attempt", range(4))  # each met it every other time
+def test_a_server_that_is_closed_while_it_ends_leaves_nothing(tmp_path, attempt):
+    """That killed the supervisor, and the server's daemons were left."""
+    daemons = """
+        import os, time
+        for number in range(30):
+            if os.fork() == 0:
+                os.setsid()
+                open(str(number), "w").close()
+                time.sleep(600)
+    """
+    (tmp_path / "many.py").write_text(textwrap.dedent(daemons) + BY_HAND.format(tools="[]"))
+    connection = Connection(Program((sys.executable, "many.py"), tmp_path))
+    while len(list(tmp_path.iterdir())) < 31:
+        time.sleep(0.02)
+    connection._client.result(60)
+    for _ in range(200):
+        connection.close()
+        time.sleep(0.0002)
+    assert none_left(tmp_path)

@@ -314,9 +314,12 @@ def fail(_):
     raise RuntimeError("out of memory")
 
 
-def test_weights_that_are_not_numbers_are_an_error(local):
-    local.decoder.token_embedding = torch.full_like(local.decoder.token_embedding, torch.nan)
-    events = run(local, PROMPT, GREEDY)
+@pytest.mark.parametrize("value", [torch.nan, 1e38])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(max_tokens=2)])
+def test_weights_that_are_not_numbers_are_an_error(value, sampling, local, monkeypatch):
+    head = local.decoder.head
+    monkeypatch.setattr(local.decoder, "head", lambda hidden: head(hidden) * value * 1e38)
+    events = run(local, PROMPT, sampling)
     assert last(events).reason == "error"
     assert "not finite" in last(events).message
 

@@ -12,7 +12,7 @@ from chatapp.engine.decoder.families.gguf_row import (
     rotary_metadata,
     spell_out_rotary,
 )
-from chatapp.engine.errors import ModelError
+from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.gguf.reader import GGUFFile
 
 OTHER_ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -46,9 +46,10 @@ def read_config(file: GGUFFile) -> Config:
     for key, name in row.optional.items():
         if keys.value(key) is not None:
             config[name] = keys.number(key)
-    config["vocab_size"] = file.shape("token_embd.weight")[0]
-    config["tie_word_embeddings"] = "output.weight" not in file.names
-    row.read(keys, config)
+    with one_sentence(f"{file.path}: its keys and tensors are not those of a model"):
+        config["vocab_size"] = file.shape("token_embd.weight")[0]
+        config["tie_word_embeddings"] = "output.weight" not in file.names
+        row.read(keys, config)
     return config | _end_tokens(file)
 
 
@@ -73,7 +74,7 @@ def _config_by_transformers(file: GGUFFile, architecture: str) -> Config:
     known -= {"general", "tokenizer"}
     if architecture not in known:
         raise ModelError(
-            f"{file.path}: {ARCHITECTURE} is {architecture!r}, which is not known here"
+            f"{file.path}: {ARCHITECTURE} is {shown(architecture)}, which is not known here"
             f"{suggestion(architecture, sorted(known))}"
         )
     try:

@@ -66,8 +66,8 @@ def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Token
         tokenizer = _sentencepiece(metadata, tokens, types, origin)
     else:
         raise ModelError(
-            f"{origin}: tokenizer.ggml.model is {kind!r}; expected 'gpt2' or 'gemma4' (BPE), or "
-            "'llama' (SentencePiece)"
+            f"{origin}: tokenizer.ggml.model is {shown(kind)}; expected 'gpt2' or 'gemma4' (BPE), "
+            "or 'llama' (SentencePiece)"
         )
     tokenizer.add_special_tokens(
         [
@@ -95,9 +95,9 @@ def begins_texts(metadata: Mapping[str, Any]) -> bool:
 def _bpe(metadata: Mapping[str, Any], tokens: Sequence[str], origin: str) -> tokenizers.Tokenizer:
     is_gemma = metadata["tokenizer.ggml.model"] == "gemma4"
     name = "gemma4" if is_gemma else metadata.get("tokenizer.ggml.pre", "default")
-    if name not in PRE_TOKENIZERS:
+    if str(name) not in PRE_TOKENIZERS:
         raise ModelError(
-            f"{origin}: tokenizer.ggml.pre is {name!r}, an unknown way of splitting "
+            f"{origin}: tokenizer.ggml.pre is {shown(name)}, an unknown way of splitting "
             f"texts{did_you_mean(str(name), PRE_TOKENIZERS)}"
         )
     vocabulary = {token: id for id, token in enumerate(tokens)}

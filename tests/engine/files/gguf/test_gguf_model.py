@@ -24,8 +24,14 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.models.catalogue import on_this_machine
+from chatapp.engine.models.description import describe
 from chatapp.engine.models.loading import load_model
-from chatapp.engine.models.resolving import find_model, model_identity, note_model
+from chatapp.engine.models.resolving import (
+    find_local_model,
+    find_model,
+    model_identity,
+    note_model,
+)
 from chatapp.prompting.messages import Message, text_of
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_1")
@@ -176,7 +182,10 @@ def test_int8_weights_are_kept_until_the_file_changes(tmp_path, bpe, monkeypatch
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": "lama"}, "is 'lama', which is not known here; did you mean"),
+        (
+            {"general.architecture": "lama"},
+            "is the string 'lama', which is not known here; did you mean",
+        ),
         ({"llama.block_count": None}, "the key llama.block_count is missing"),
         ({"llama.expert_count": 8}, "llama.expert_count is the number 8; expected none"),
         ({"llama.block_count": 1}, "tensor 'blk.1.attn_norm.weight' does not belong to a llama"),
@@ -222,6 +231,18 @@ def test_a_type_that_cannot_be_read_is_told(number, llama_file):
     llama_file.write_bytes(bytes(data))
     with pytest.raises(ModelError, match=f"tiny.gguf: a tensor is stored as type {number}, "):
         load_model(str(llama_file))
+
+
+@pytest.mark.parametrize("change", ["no heads", "no sizes"])
+def test_a_model_without_sizes_is_a_sentence(change, tmp_path, llama, bpe):
+    keys, tensors = dict(LLAMA_KEYS), dict(llama_tensors(llama))
+    if change == "no heads":
+        keys["llama.attention.head_count"] = 0
+    else:
+        tensors["token_embd.weight"] = torch.tensor(1.0)
+    path = write_file(tmp_path / "bad.gguf", keys, tensors, more=vocabulary(bpe))
+    with pytest.raises(ModelError, match=r"bad.gguf: its keys and tensors are not those of a"):
+        describe(find_local_model(str(path)))
 
 
 def test_a_template_is_not_taken_from_a_broken_key(tmp_path, bpe):

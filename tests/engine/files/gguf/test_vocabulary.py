@@ -117,8 +117,10 @@ def test_sentencepiece_merges_the_best_score_first():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'; expected 'gpt2'"),
+        ({"tokenizer.ggml.model": "bert"}, "model is the string 'bert'; expected 'gpt2'"),
         ({"tokenizer.ggml.pre": "smolm"}, "'smolm', an unknown way .* did you mean 'smollm'"),
+        ({"tokenizer.ggml.model": "b" * 10**6}, "model is the string 'b{60}'…; expected 'gpt2'"),
+        ({"tokenizer.ggml.pre": ["gpt-2"]}, "tokenizer.ggml.pre is a list, an unknown way"),
         ({"tokenizer.ggml.tokens": []}, "there is no vocabulary"),
         ({"tokenizer.ggml.model": "llama"}, "scores does not have one score per token"),
     ],
