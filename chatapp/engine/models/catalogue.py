@@ -113,14 +113,15 @@ def on_servers() -> Iterator[ListedModel]:
 
 def to_get() -> list[KnownModel]:
     """The models with a short name that are missing or incomplete here."""
-    return [model for name, model in known_models().items() if not _is_here(name)]
+    return [model for name, model in known_models().items() if not is_here(name)]
 
 
-def _is_here(name: str) -> bool:
+def is_here(name: str) -> bool:
+    """Whether all of a model with a short name is on this machine."""
     try:
         fetched = find_fetched(name)
         return local_folder(name) is not None and (fetched is None or fetched.is_whole)
-    except ModelError:
+    except (ModelError, OSError):
         return False
 
 

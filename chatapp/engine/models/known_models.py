@@ -62,6 +62,10 @@ class KnownModel:
         return f"{hub} ({size_in_words(self.package.bytes)} without the hub)"
 
 
+LARGER = "smollm2"
+"""The model to try after the bundled one."""
+
+
 def advice() -> str:
     """The purpose of the bundled model, and a model for conversation."""
     return f"The bundled model is small and made to be opened; for conversation, use {larger()}"
@@ -69,8 +73,8 @@ def advice() -> str:
 
 def larger() -> str:
     """The name and the size of the model to try after the bundled one."""
-    package = known_models()["smollm2"].package
-    return f"smollm2, {package.bytes / 1e6:.0f} MB" if package else "smollm2"
+    package = known_models()[LARGER].package
+    return f"{LARGER}, {package.bytes / 1e6:.0f} MB" if package else LARGER
 
 
 def known_models() -> dict[str, KnownModel]:

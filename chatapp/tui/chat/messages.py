@@ -299,7 +299,8 @@ class MessageActions(ChatActions):
             return
         with widgets.store_errors():
             message = self._message_to_compare()
-            screen = CompareScreen(conversation, message, change)
+            has_larger = bool(widgets.welcome.larger_is_here)
+            screen = CompareScreen(conversation, message, change, has_larger)
             compared = await self.app.push_screen_wait(screen)
             if compared.chat_id is not None:
                 # The chat goes on with the model that it had, not with the other side's.

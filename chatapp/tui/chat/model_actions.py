@@ -13,6 +13,7 @@ from textual import work
 from chatapp.common.userfiles import UserError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, parse_parts, switched_off
+from chatapp.engine.models.known_models import LARGER
 from chatapp.prompting.template import TEMPLATES
 from chatapp.tui.chat.actions import NONE, ON_OFF, ChatActions, Rest
 from chatapp.tui.platform.actions import Action, ActionError
@@ -56,9 +57,23 @@ class ModelActions(ChatActions):
         elif not self.controls.is_busy():
             self._choose_model()
 
+    @Action(
+        f"Download {LARGER} and go on with it, as an empty chat offers",
+        "f9",
+        unless=lambda chat: chat.why_not_offered(),
+    )
+    def action_larger(self) -> None:
+        if not self.controls.is_busy():
+            self._choose_model(LARGER)
+
+    def why_not_offered(self) -> str:
+        """Why the larger model is not to be had by a key now; empty when it is."""
+        is_offered = self.widgets.is_empty and self.widgets.welcome.offers_larger
+        return "" if is_offered else "Only an empty chat with the bundled model offers it."
+
     @work
-    async def _choose_model(self) -> None:
-        screen = ModelScreen(self.conversation, self.widgets.status.model)
+    async def _choose_model(self, download: str = "") -> None:
+        screen = ModelScreen(self.conversation, self.widgets.status.model, download)
         self._load_other(await self.app.push_screen_wait(screen))
 
     @Action("Fine-tune the model on your feedback", command="learn", waits=True)

@@ -121,7 +121,7 @@ class ChatWidgets:
         self._store = conversation.chat.store
         self.sidebar = Sidebar(self._store)
         self._title = Static(id="title", markup=False)
-        self._welcome = Welcome()
+        self.welcome = Welcome()
         self._problem = Static(id="problem", markup=False)
         self.refused = ""
         self.transcript = Transcript(kind)
@@ -138,7 +138,7 @@ class ChatWidgets:
         yield self.sidebar
         with Vertical(id="heading"):
             yield self._title
-        yield self._welcome
+        yield self.welcome
         yield self.transcript
         with Vertical(id="desk"):
             yield self._problem
@@ -154,11 +154,11 @@ class ChatWidgets:
     @property
     def is_empty(self) -> bool:
         """Whether the chat has no message, so that suggestions are shown."""
-        return self._welcome.display
+        return self.welcome.display
 
     def show_welcome(self, empty: bool) -> None:
         """Show suggestions instead of the messages of an empty chat, or the messages."""
-        self._welcome.display = empty
+        self.welcome.display = empty
         self.transcript.display = not empty
 
     def show_title(self) -> None:

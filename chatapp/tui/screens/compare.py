@@ -13,6 +13,7 @@ from textual.widgets import Input, Static
 from chatapp.common.foreign import printable
 from chatapp.dialogue.chat import recent_inputs
 from chatapp.dialogue.store.database import StoreError
+from chatapp.engine.models.known_models import LARGER
 from chatapp.engine.models.resolving import BUNDLED
 from chatapp.tui import events
 from chatapp.tui.conversation.conversation import Conversation
@@ -42,7 +43,6 @@ _STORED_VERDICTS: "dict[Verdict, str]" = {
 }
 
 
-SMALL = "smollm2"
 HOW = "Enter sends it to both · Tab: these settings"
 
 
@@ -186,13 +186,18 @@ class CompareScreen(LeftOnce[ComparisonResult]):
     """Generates and shows both replies, and takes the user's choice.
 
     message: a text to send next, which may still be changed; or an existing message of the user.
-    change: of the right one, as `Variant.changed` reads it.
+    change: of the right one, as `Variant.changed` reads it. has_larger: whether the model to
+    compare the bundled one with is on this machine.
     """
 
     BINDING_GROUP_TITLE = "Comparing two replies"
 
     def __init__(
-        self, conversation: Conversation, message: "str | StoredMessage", change: str = ""
+        self,
+        conversation: Conversation,
+        message: "str | StoredMessage",
+        change: str = "",
+        has_larger: bool = True,
     ) -> None:
         super().__init__()
         self._conversation = conversation
@@ -203,11 +208,12 @@ class CompareScreen(LeftOnce[ComparisonResult]):
             Side("Right", change, "right", store, self._side_ended),
         )
         self._base = conversation.variant()
-        other = SMALL if self._base.model == BUNDLED else BUNDLED
-        self._ready = {
-            printable(f"Compare {self._base.model} and {other}"): ("", f"model={other}"),
-            "Compare temperature 0 and 1": ("temperature=0", "temperature=1"),
-        }
+        is_bundled = self._base.model == BUNDLED
+        other = LARGER if is_bundled else BUNDLED
+        self._ready = {"Compare temperature 0 and 1": ("temperature=0", "temperature=1")}
+        if has_larger or not is_bundled:
+            words = printable(f"Compare {self._base.model} and {other}")
+            self._ready = {words: ("", f"model={other}"), **self._ready}
         self._pair: Pair | None = None
         self._problems: list[str] = []
 

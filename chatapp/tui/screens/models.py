@@ -10,7 +10,7 @@ from textual.widgets import Input, OptionList, ProgressBar, Static
 from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
-from chatapp.engine.models.known_models import KnownModel, advice
+from chatapp.engine.models.known_models import KnownModel, advice, known_models
 from chatapp.tui.conversation.model_loading import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.platform.actions import Action
@@ -41,14 +41,16 @@ class _Row(NamedTuple):
 
 
 class ModelScreen(Dialog[str | None]):
-    """Returns the name of a model, or None."""
+    """Returns the name of a model, or None. download: a short name; its download begins at once."""
 
     BINDING_GROUP_TITLE = "List of models"
 
-    def __init__(self, conversation: "Conversation", current: str) -> None:
+    def __init__(self, conversation: "Conversation", current: str, download: str = "") -> None:
         super().__init__()
         self._conversation = conversation
-        self._current = self._chosen = current
+        self._current = current
+        self._chosen = download or current
+        self._download = download
         self._models: list[ListedModel] = []
         self._to_get: list[KnownModel] = []
         self._rows: list[_Row] = []
@@ -73,6 +75,8 @@ class ModelScreen(Dialog[str | None]):
         self._tell("")
         self._show()
         self._conversation.find_models(self)
+        if self._download:
+            self._get(known_models()[self._download])
 
     def on_unmount(self) -> None:
         if self._getting is not None:

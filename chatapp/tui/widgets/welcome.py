@@ -1,5 +1,6 @@
 """The content of an empty chat: an introduction, three suggestions, and the main keys."""
 
+import asyncio
 from typing import NamedTuple
 
 from textual.app import ComposeResult
@@ -8,7 +9,7 @@ from textual.content import Content
 from textual.widgets import Static
 from textual.widgets.option_list import Option
 
-from chatapp.engine.models.known_models import larger
+from chatapp.engine.models.known_models import LARGER, known_models
 from chatapp.engine.models.resolving import BUNDLED
 from chatapp.tui.platform.actions import shown_key
 from chatapp.tui.widgets.dialog import Options
@@ -44,18 +45,27 @@ KEYS = (
 
 _BUNDLED = (
     "The bundled model is small and was made here: it reads English, chats, adds and follows "
-    "examples, but knows little. {key} downloads a larger one ({larger})."
+    "examples, but knows little. {key} lists larger ones."
+)
+_OFFER = (
+    "{key} downloads {name}, {size}, and goes on with it. The bundled model is small and was made "
+    "here: it chats, but knows little."
 )
 
 
 class Welcome(VerticalScroll, can_focus=False):
-    """Shown instead of the messages until there is one."""
+    """Shown instead of the messages until there is one.
+
+    larger_is_here: whether the larger model is on this machine; None until the bundled one is in
+    use and that is known.
+    """
+
+    larger_is_here: bool | None = None
 
     def compose(self) -> ComposeResult:
         yield Static("chatapp", classes="title")
         yield Static("A GPT you can open. It runs on your own machine.", classes="about")
-        key = shown_key(self.app, "models")
-        yield Static(_BUNDLED.format(key=key, larger=larger()), id="bundled")
+        yield Static(id="bundled")
         yield Static("Three things to try", classes="heading")
         yield Options(
             *(
@@ -73,8 +83,36 @@ class Welcome(VerticalScroll, can_focus=False):
 
     def _model_changed(self, name: str) -> None:
         self.query_one("#bundled").display = name == BUNDLED
+        self.larger_is_here = None
+        self._introduce()
+        if name == BUNDLED:
+            self.run_worker(self._look_for_larger(), exclusive=True, exit_on_error=False)
+
+    async def _look_for_larger(self) -> None:
+        # On a thread, because it imports the hub's client and reads files.
+        self.larger_is_here = await asyncio.to_thread(_larger_is_here)
+        self._introduce()
+
+    @property
+    def offers_larger(self) -> bool:
+        """Whether one key downloads the larger model: not to this machine from a browser."""
+        return self.larger_is_here is False and not self.app.is_web
+
+    def _introduce(self) -> None:
+        """Say what the bundled model is, and how to get a larger one."""
+        words = _BUNDLED.format(key=shown_key(self.app, "models"))
+        if self.offers_larger:
+            key, size = shown_key(self.app, "larger"), known_models()[LARGER].size
+            words = _OFFER.format(key=key, name=LARGER, size=size)
+        self.query_one("#bundled", Static).update(words)
 
     def _row(self, actions: str, words: str) -> Content:
         """The keys of actions, and what they do; without an action, the key is a slash."""
         shown = " ".join(shown_key(self.app, action) for action in actions.split()) or "/"
         return Content.assemble((f"{shown:<10}", "$text-accent"), words)
+
+
+def _larger_is_here() -> bool:
+    from chatapp.engine.models.catalogue import is_here
+
+    return is_here(LARGER)

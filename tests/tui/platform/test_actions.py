@@ -56,10 +56,10 @@ def _sorted(key):
 
 
 async def test_a_key_of_a_dialog_is_in_force(open_app):
-    chosen = settings('[keys]\nclose = "f10"\nmodels = "f9"')
+    chosen = settings('[keys]\nclose = "f10"\nmodels = "f11"')
     async with open_app(settings=chosen) as driver:
-        for last in ("f10", "f9"):
-            await driver.opens(ModelScreen, "f9")
+        for last in ("f10", "f11"):
+            await driver.opens(ModelScreen, "f11")
             await driver.back("escape", last)
 
 

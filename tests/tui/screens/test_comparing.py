@@ -12,7 +12,7 @@ from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.store.rows import Basis, Comparison
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.model import Sampling
-from chatapp.engine.models import loading
+from chatapp.engine.models import catalogue, loading
 from chatapp.tui.screens.compare import HOW, CompareScreen, Side
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.prompt import Prompt
@@ -185,8 +185,10 @@ async def test_esc_stops_both_and_keeps_what_there_is(open_app, store):
         assert driver.texts == ["Tea?", "Uno dos"]
 
 
-async def test_two_comparisons_are_ready_to_choose(open_app):
+async def test_two_comparisons_are_ready_to_choose(open_app, monkeypatch):
+    monkeypatch.setattr(catalogue, "is_here", lambda name: True)
     async with open_app(ScriptedModel(["Hi."], name="bundled"), size=(60, 20)) as driver:
+        await driver.until(lambda: driver.chat.widgets.welcome.larger_is_here)
         await open_compare(driver, *"Tea?", "f4")
         assert [side.note for side in sides(driver)] == [HOW, HOW]
         ready = screen(driver).query_one("#ready")

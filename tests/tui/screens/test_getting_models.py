@@ -10,6 +10,8 @@ from textual.widgets import ProgressBar
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models import catalogue, fetching, loading
 from chatapp.engine.models.known_models import known_models
+from chatapp.tui.app import ChatApp
+from chatapp.tui.screens.compare import CompareScreen
 from chatapp.tui.screens.models import ModelScreen
 
 
@@ -40,6 +42,7 @@ def hub(monkeypatch):
     hub = Hub()
     monkeypatch.setattr(fetching, "fetch", hub.fetch)
     monkeypatch.setattr(catalogue, "on_this_machine", lambda *_: [])
+    monkeypatch.setattr(catalogue, "is_here", lambda name: False)
     monkeypatch.setattr(catalogue, "to_get", lambda: [*known_models().values()])
     return hub
 
@@ -126,3 +129,74 @@ async def test_leaving_the_program_stops_it(open_app, hub):
         await choose(driver, "gpt2")
         await driver.shows("50%", "enter")
     assert hub.ended.is_set()
+
+
+OFFER = "F9 downloads smollm2, 269.1 MB"
+
+
+def bundled():
+    return ScriptedModel(["Hi."], name="bundled")
+
+
+@pytest.mark.parametrize("size", [(60, 20), (100, 30)])
+async def test_an_empty_chat_offers_the_larger_model_by_a_key(open_app, hub, loaded, size):
+    async with open_app(bundled(), size=size) as driver:
+        await driver.until(lambda: OFFER in " ".join(driver.screen_text.split()))
+        await driver.opens(ModelScreen, "f9")
+        await driver.shows("50%")
+        hub.go_on.set()
+        await driver.until(lambda: driver.status.model == "smollm2")
+        await driver.until(lambda: driver.status.state == "ready")
+        assert (hub.asked, loaded) == (["smollm2"], ["smollm2"])
+        assert OFFER not in driver.screen_text
+        await driver.say("Hello")
+        assert driver.texts == ["Hello", "Yes."]
+        await driver.press("f9")
+        assert hub.asked == ["smollm2"]
+
+
+async def test_without_a_network_the_offer_says_so_and_the_chat_goes_on(open_app, hub, loaded):
+    hub.problem = "smollm2: the hub cannot be reached"
+    async with open_app(bundled(), size=(100, 30)) as driver:
+        await driver.shows(OFFER)
+        await driver.shows(hub.problem, "f9")
+        await driver.press("escape")
+        await driver.say("Hello")
+        assert (driver.texts, driver.status.model, loaded) == (["Hello", "Hi."], "bundled", [])
+        await driver.press("f9")  # a message has been sent, so nothing is offered
+        assert hub.asked == ["smollm2"]
+
+
+async def test_the_offered_download_is_stopped(open_app, hub, loaded):
+    async with open_app(bundled(), size=(100, 30)) as driver:
+        await driver.shows(OFFER)
+        await driver.shows("50%", "f9")
+        await driver.shows("Stopped. The next download continues", "escape")
+        await driver.press("escape")
+        assert (driver.status.model, loaded) == ("bundled", [])
+
+
+@pytest.mark.parametrize("where", ["here", "browser"])
+async def test_what_is_here_or_would_be_a_strangers_is_not_offered(
+    open_app, hub, monkeypatch, where
+):
+    asked = threading.Event()
+    monkeypatch.setattr(catalogue, "is_here", lambda name: asked.set() or where == "here")
+    monkeypatch.setattr(ChatApp, "is_web", where == "browser")
+    async with open_app(bundled(), size=(100, 30)) as driver:
+        await driver.until(asked.is_set)
+        await driver.idle()
+        assert "F8 lists larger ones." in driver.screen_text
+        await driver.press("f9")
+        assert not isinstance(driver.app.screen, ModelScreen)
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+async def test_a_comparison_is_ready_only_with_what_is_here(open_app, monkeypatch, is_here):
+    monkeypatch.setattr(catalogue, "is_here", lambda name: is_here)
+    async with open_app(bundled(), size=(100, 30)) as driver:
+        await driver.until(lambda: driver.chat.widgets.welcome.larger_is_here is is_here)
+        await driver.opens(CompareScreen, "f4")
+        assert "Compare temperature 0 and 1" in driver.screen_text
+        assert ("Compare bundled and smollm2" in driver.screen_text) is is_here
