@@ -34,7 +34,7 @@ def own(tmp_path):
 @pytest.mark.parametrize("size", SIZES)
 async def test_the_first_screen_says_what_the_model_is(open_app, size):
     async with open_app(ScriptedModel(["Hi."], name="bundled"), size=size) as driver:
-        await driver.until(lambda: "F9 downloads smollm2" in driver.screen_text)
+        await driver.until(lambda: "Ctrl+R downloads smollm2" in driver.screen_text)
         words = " ".join(driver.screen_text.split())
         assert "is small and was made here" in words
         assert "(98.4 MB without the hub), and goes on with it. The bundled" in words

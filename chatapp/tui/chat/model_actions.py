@@ -59,7 +59,7 @@ class ModelActions(ChatActions):
 
     @Action(
         f"Download {LARGER} and go on with it, as an empty chat offers",
-        "f9",
+        "ctrl+r",
         unless=lambda chat: chat.why_not_offered(),
     )
     def action_larger(self) -> None:

@@ -56,16 +56,16 @@ def _sorted(key):
 
 
 async def test_a_key_of_a_dialog_is_in_force(open_app):
-    chosen = settings('[keys]\nclose = "f10"\nmodels = "f11"')
+    chosen = settings('[keys]\nclose = "f10"\nmodels = "f9"')
     async with open_app(settings=chosen) as driver:
-        for last in ("f10", "f11"):
-            await driver.opens(ModelScreen, "f11")
+        for last in ("f10", "f9"):
+            await driver.opens(ModelScreen, "f9")
             await driver.back("escape", last)
 
 
 async def test_the_keys_of_the_settings_are_in_force(open_app):
     chosen = settings(
-        '[keys]\nhelp = "f11"\nsend = "alt+enter"\nregenerate = "g, G"\nnew_line="enter"'
+        '[keys]\nhelp = "f9"\nsend = "alt+enter"\nregenerate = "g, G"\nnew_line="enter"'
     )
     async with open_app(ScriptedModel(["One.", "Two.", "Three."]), settings=chosen) as driver:
         assert "Alt+Enter sends, Enter starts a new line" in driver.screen_text
@@ -81,7 +81,7 @@ async def test_the_keys_of_the_settings_are_in_force(open_app):
         assert driver.texts == ["a\nb", "Two."]
         await driver.press_and_rest("G")
         assert driver.texts == ["a\nb", "Three."]
-        await driver.opens(HelpScreen, "f11")
+        await driver.opens(HelpScreen, "f9")
 
 
 async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app):
@@ -90,7 +90,7 @@ async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app):
         assert "F9 Help" in driver.screen_text
         assert "F9        help: all keys" in driver.screen_text
         assert "Enter sends, Ctrl+J starts" in driver.screen_text
-        await driver.opens(HelpScreen, "f11")
+        await driver.opens(HelpScreen, "f9")
         rows = [" ".join(row.strip("│ ").split()) for row in driver.screen_text.splitlines()]
         assert "F9 Search all keys and commands" in rows
         assert "Ctrl+T F10 All branches of this chat" in rows

@@ -131,7 +131,7 @@ async def test_leaving_the_program_stops_it(open_app, hub):
     assert hub.ended.is_set()
 
 
-OFFER = "F9 downloads smollm2, 269.1 MB"
+OFFER = "Ctrl+R downloads smollm2, 269.1 MB"
 
 
 def bundled():
@@ -142,7 +142,7 @@ def bundled():
 async def test_an_empty_chat_offers_the_larger_model_by_a_key(open_app, hub, loaded, size):
     async with open_app(bundled(), size=size) as driver:
         await driver.until(lambda: OFFER in " ".join(driver.screen_text.split()))
-        await driver.opens(ModelScreen, "f9")
+        await driver.opens(ModelScreen, "ctrl+r")
         await driver.shows("50%")
         hub.go_on.set()
         await driver.until(lambda: driver.status.model == "smollm2")
@@ -151,7 +151,7 @@ async def test_an_empty_chat_offers_the_larger_model_by_a_key(open_app, hub, loa
         assert OFFER not in driver.screen_text
         await driver.say("Hello")
         assert driver.texts == ["Hello", "Yes."]
-        await driver.press("f9")
+        await driver.press("ctrl+r")
         assert hub.asked == ["smollm2"]
 
 
@@ -159,18 +159,18 @@ async def test_without_a_network_the_offer_says_so_and_the_chat_goes_on(open_app
     hub.problem = "smollm2: the hub cannot be reached"
     async with open_app(bundled(), size=(100, 30)) as driver:
         await driver.shows(OFFER)
-        await driver.shows(hub.problem, "f9")
+        await driver.shows(hub.problem, "ctrl+r")
         await driver.press("escape")
         await driver.say("Hello")
         assert (driver.texts, driver.status.model, loaded) == (["Hello", "Hi."], "bundled", [])
-        await driver.press("f9")  # a message has been sent, so nothing is offered
+        await driver.press("ctrl+r")  # a message has been sent, so nothing is offered
         assert hub.asked == ["smollm2"]
 
 
 async def test_the_offered_download_is_stopped(open_app, hub, loaded):
     async with open_app(bundled(), size=(100, 30)) as driver:
         await driver.shows(OFFER)
-        await driver.shows("50%", "f9")
+        await driver.shows("50%", "ctrl+r")
         await driver.shows("Stopped. The next download continues", "escape")
         await driver.press("escape")
         assert (driver.status.model, loaded) == ("bundled", [])
@@ -187,7 +187,7 @@ async def test_what_is_here_or_would_be_a_strangers_is_not_offered(
         await driver.until(asked.is_set)
         await driver.idle()
         assert "F8 lists larger ones." in driver.screen_text
-        await driver.press("f9")
+        await driver.press("ctrl+r")
         assert not isinstance(driver.app.screen, ModelScreen)
     assert hub.asked == []
 
