@@ -13,8 +13,8 @@
 - Claude: {"chat_messages": [{"sender", "text", "content", "attachments", "files"}], "name"}.
 
 Of a tree, the path from its root to its current message is read; where none is named, to its last
-one. Messages of a system or a tool are left out, and those of one side in a row are joined. A file
-that was sent with a message is named below its text.
+one. Messages of a system or a tool, and those that ChatGPT hides, are left out, and those of one
+side in a row are joined. A file that was sent with a message is named below its text.
 """
 
 import html
@@ -357,7 +357,8 @@ def _read_chatgpt(document: dict[str, Any], place: str) -> _Read:
     messages = []
     for number, message in enumerate((each for each in path if each is not None), 1):
         _object(message, f"{place}, message {number}")
-        role = _ROLES.get(str(_within(message, "author", "role")))
+        is_hidden = _within(message, "metadata", "is_visually_hidden_from_conversation") is True
+        role = None if is_hidden else _ROLES.get(str(_within(message, "author", "role")))
         parts = _list(_within(message, "content", "parts"))
         text = _with_files(_joined(parts, "text"), _within(message, "metadata", "attachments"))
         thoughts = _list(_within(message, "content", "thoughts"))

@@ -35,7 +35,10 @@ TREE = {
     "a": node(None, None),
     "b": node("a", "system", ""),
     "hidden": node("b", "user", content={"content_type": "user_editable_context"}),
-    "c": node("hidden", "user", "Tea?"),
+    "told": node(
+        "hidden", "user", "I am 40.", metadata={"is_visually_hidden_from_conversation": True}
+    ),
+    "c": node("told", "user", "Tea?"),
     "d": node("c", "assistant", "I look it up."),
     "e": node("d", "tool", "results"),
     "thought": node("e", "assistant", content={"thoughts": [{"content": "They ask."}]}),
