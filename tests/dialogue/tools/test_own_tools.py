@@ -1,6 +1,7 @@
 """The user's own tools: their files, how they run, and how they are ended."""
 
 import json
+import math
 import os
 import sys
 import textwrap
@@ -309,3 +310,11 @@ def test_arguments_are_checked_in_bounded_time():
     schema = {"$defs": parts, "properties": {"a": {"$ref": "#/$defs/d40"}}}
     assert "cannot be applied" in misfit({"a": "b"}, schema)
     assert fault({"anyOf": [{"type": "string"}] * 10_000})[1]
+
+
+@pytest.mark.parametrize(("limit", "number"), [(math.nan, 1), (1e-320, math.inf)])
+def test_limits_that_no_number_can_be_held_to_are_the_schemas_fault(limit, number):
+    """Not that of the arguments; what a server lists, the server applies itself."""
+    schema = {"properties": {"a": {"type": "number", "multipleOf": limit}}}
+    assert misfit({"a": number}, schema) == "the schema of its arguments cannot be applied"
+    assert misfit({"a": number}, schema, is_foreign=True) == ""
