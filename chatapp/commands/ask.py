@@ -345,6 +345,8 @@ def _reply_in(
         for event in session.say(text, options.cancel):
             if isinstance(event, Started):
                 sources += event.message.sources
+                if event.dropped:
+                    complain(f"messages out of context: {event.dropped}")
             else:
                 yield event
 

@@ -35,10 +35,11 @@ def inspect(
     chosen = {name: VIEWS[name].options_of(values) for name, values in asked.items()}
     if (body.prompt is None) == (body.messages is None):
         raise BadRequestError("expected either prompt or messages", "prompt")
+    answer: dict[str, Any] = {}
     if body.messages is not None:
-        chat = ChatBody(messages=body.messages)
-        prompt = chat_prompt(model, template, chat, 1).prompt
-        ids, segments = tuple(prompt.ids), tuple(prompt.segments)
+        chat = chat_prompt(model, template, ChatBody(messages=body.messages), 1)
+        ids, segments = tuple(chat.prompt.ids), tuple(chat.prompt.segments)
+        answer |= chat.loss
     else:
         (read,), segments = ids_of(model, body.prompt, "prompt"), ()
         ids = tuple(read)
@@ -48,7 +49,6 @@ def inspect(
         )
     changes = changes_in(model, body.changes).added_after(len(ids))
     start, ids = len(ids), (*ids, *reply_of(model, ids))
-    answer: dict[str, Any] = {}
     answer |= {"changes": changes.words} if changes else {}
     for name, options in chosen.items():
         go_on(0, 1)

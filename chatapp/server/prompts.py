@@ -113,6 +113,12 @@ _SLICE = 20_000
 """Characters that are cut into tokens at a time: nobody else runs meanwhile."""
 
 
+def too_long(model: LanguageModel, what: str, param: str) -> BadRequestError:
+    """The error of a prompt of which `what` says how it exceeds the window."""
+    words = f"the prompt {what}; the model's window has {model.context}"
+    return BadRequestError(words, param, "context_length_exceeded")
+
+
 def refuse_endless(model: LanguageModel, texts: Iterable[str], param: str) -> None:
     """Raise BadRequestError for texts that surely exceed the window, after work that it bounds.
 
@@ -124,12 +130,7 @@ def refuse_endless(model: LanguageModel, texts: Iterable[str], param: str) -> No
             piece = without_surrogates(text[start : start + _SLICE])
             count += len(model.tokenizer.encode(piece))
             if count > 2 * model.context:
-                raise BadRequestError(
-                    f"the prompt has more than {model.context} tokens; the model's window has "
-                    f"{model.context}",
-                    param,
-                    "context_length_exceeded",
-                )
+                raise too_long(model, f"has more than {model.context} tokens", param)
 
 
 def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:
@@ -148,11 +149,7 @@ def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:
         if not all(0 <= id < model.tokenizer.size for id in ids):
             raise BadRequestError(f"{param} has ids that are not in the vocabulary", param)
         if len(ids) > model.context:
-            raise BadRequestError(
-                f"the prompt is {len(ids)} tokens long; the model's window has {model.context}",
-                param,
-                "context_length_exceeded",
-            )
+            raise too_long(model, f"is {len(ids)} tokens long", param)
         texts.append(ids)
     if not texts:
         raise BadRequestError(f"{param} has no text", param)
@@ -165,6 +162,7 @@ class ChatPrompt:
 
     tools: the schemas of their arguments, by the names of those that the reply may call. calls: how
     it calls them. is_continued: the reply has a beginning, which the answer does not repeat.
+    loss: `left_out`, in words, where the window has no room for the oldest messages.
     """
 
     prompt: Prompt
@@ -172,6 +170,7 @@ class ChatPrompt:
     tools: Mapping[str, Mapping[str, Any]]
     calls: CallPattern
     is_continued: bool
+    loss: dict[str, str]
 
 
 def chat_prompt(
@@ -196,7 +195,7 @@ def chat_prompt(
     calls = [call for message in body.messages for call in message.tool_calls or ()]
     texts += [call.function.arguments for call in calls]
     refuse_endless(model, [" ".join(texts)], "messages")  # before they are joined one by one
-    system, exchanges = _exchanges(body.messages)
+    system, exchanges, starts = _exchanges(body.messages)
     options = Options(Sampling(max_tokens=max_tokens), system=system)
     prompt = write_prompt(writer, exchanges, options)
     functions = [definition["function"] for definition in definitions]
@@ -204,7 +203,9 @@ def chat_prompt(
     pattern = writer.calls
     if body.is_call_required:  # the reply is a call from its first character on
         pattern = replace(pattern, bare=True) if isinstance(pattern, JSONCalls) else LLAMA
-    return ChatPrompt(prompt, writer, tools, pattern, bool(exchanges[-1].rest))
+    words = f"all before messages.{starts[prompt.dropped]}, except instructions"
+    loss = {"left_out": words} if prompt.dropped else {}
+    return ChatPrompt(prompt, writer, tools, pattern, bool(exchanges[-1].rest), loss)
 
 
 def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Constraint | None:
@@ -278,13 +279,14 @@ def _definition(tool: ToolDefinition) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _exchanges(messages: Sequence[MessageBody]) -> tuple[str | None, list[Exchange]]:
-    """The instructions, and the chat as pairs of a message and its reply.
+def _exchanges(messages: Sequence[MessageBody]) -> tuple[str | None, list[Exchange], list[int]]:
+    """The instructions, the chat as pairs of a message and its reply, and where each pair begins.
 
     Several messages of a role in a row are one, with an empty line between them.
     """
     system: list[str] = []
     exchanges: list[Exchange] = []
+    starts: list[int] = []
     for number, message in enumerate(messages):
         text = _text(message, number)
         if message.role in ("system", "developer"):
@@ -295,6 +297,7 @@ def _exchanges(messages: Sequence[MessageBody]) -> tuple[str | None, list[Exchan
                 exchanges[-1] = replace(last, user=f"{last.user}\n\n{text}")
             else:
                 exchanges.append(Exchange(text))
+                starts.append(number)
         elif not exchanges:
             raise BadRequestError("the chat has to begin with a message of the user", "messages")
         elif message.role == "assistant":
@@ -305,7 +308,7 @@ def _exchanges(messages: Sequence[MessageBody]) -> tuple[str | None, list[Exchan
         raise BadRequestError("the chat has no message of the user", "messages")
     if messages[-1].tool_calls:
         raise BadRequestError("the last message calls tools; expected their results", "messages")
-    return "\n\n".join(system) if system else None, exchanges
+    return "\n\n".join(system) if system else None, exchanges, starts
 
 
 def _text(message: MessageBody, number: int) -> str:

@@ -43,8 +43,9 @@ unknown to the server, until their clients give up.
 MOST_BYTES = 64 * LARGEST_BODY
 """The bodies of all requests that are held at a time."""
 
-_IGNORED = "X-Ignored-Keys"
-"""The header that names the keys of a request that nothing has read."""
+_IGNORED, _LEFT_OUT = "X-Ignored-Keys", "X-Left-Out"
+"""The headers that name the keys of a request that nothing has read, and the messages of a chat for
+which the window has no room."""
 
 _MOST_NAMES, _LONGEST_NAME = 20, 60
 """Keys that it names, and characters of one."""
@@ -228,6 +229,7 @@ class Server:
             answer = await self._service(body.model).answer(body)
             if isinstance(answer, AsyncGenerator):
                 return await _streamed(request, answer, headers)
+            headers |= _loss(request, answer)
             text = await asyncio.to_thread(_encoded, answer)
             return web.Response(text=text, content_type="application/json", headers=headers)
 
@@ -311,6 +313,13 @@ def _encoded(document: Document) -> str:
     return f"{{{', '.join(parts)}}}"
 
 
+def _loss(request: web.Request, document: Document) -> dict[str, str]:
+    """The header for an answer to a part of a chat, which the log has too."""
+    if left_out := document.get("left_out"):
+        _log.info("%s: left out %s", _known_path(request), left_out)
+    return {_LEFT_OUT: left_out} if left_out else {}
+
+
 async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
     """Send more of an answer. Raises ConnectionError for a client that no longer reads."""
     try:
@@ -328,6 +337,7 @@ async def _streamed(
     """Server-sent events. A mistake found before the first one is an ordinary answer."""
     try:
         first = await anext(chunks)
+        headers |= _loss(request, first)
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"} | headers
         )
@@ -369,7 +379,7 @@ def _cors(origin: str, wanted: str | None) -> dict[str, str]:
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Headers": wanted or "Authorization, Content-Type",
         "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-        "Access-Control-Expose-Headers": _IGNORED,
+        "Access-Control-Expose-Headers": f"{_IGNORED}, {_LEFT_OUT}",
         "Vary": "Origin",
     }
 

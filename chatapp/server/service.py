@@ -52,6 +52,7 @@ from chatapp.server.prompts import (
     refuse_endless,
     requests_for,
     structured,
+    too_long,
 )
 from chatapp.server.scores import ScoredToken, ShownTokens, bytes_of, drawn, ended
 from chatapp.server.worker import MOST_WAITING, BusyError, Worker, raise_error
@@ -185,9 +186,10 @@ class Service:
 
     def _tokenize(self, body: TokenizeBody) -> Document:
         """The tokens of a text or of a chat's prompt."""
+        loss: Document = {}
         if body.messages is not None:
-            chat = ChatBody(messages=body.messages)
-            ids = list(chat_prompt(self.model, self._template, chat, 1).prompt.ids)
+            chat = chat_prompt(self.model, self._template, ChatBody(messages=body.messages), 1)
+            ids, loss = list(chat.prompt.ids), chat.loss
         elif body.prompt is not None:
             special = {} if body.parse_special is False else self.model.tokenizer.special
             id = special.get(body.prompt)
@@ -196,7 +198,7 @@ class Service:
             ids = self.model.tokenizer.encode(text) if id is None else [id]
         else:
             raise BadRequestError("there is neither prompt nor messages", "prompt")
-        return {"tokens": ids, "count": len(ids), "max_model_len": self.model.context}
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.model.context} | loss
 
     def _detokenize(self, body: DetokenizeBody) -> Document:
         """The text of tokens."""
@@ -364,6 +366,9 @@ class ChatReplies(Replies):
         super().__init__(model, requests, len(requests))
         self._begun: set[int] = set()
 
+    def _head(self, kind: str, name: str) -> Document:
+        return super()._head(kind, name) | self._chat.loss
+
     async def _pieces(self, worker: Worker) -> AsyncGenerator[ReplyPiece]:
         replies = [_ChatReply(self._model, self._chat) for _ in self._requests]
         going_on = len(replies)
@@ -507,12 +512,8 @@ class Completions(Replies):
             return []
         for ids in self._prompts:
             if len(ids) >= model.context:
-                raise BadRequestError(
-                    f"the prompt is {len(ids)} tokens long and leaves no room for a reply; the "
-                    f"model's window has {model.context}",
-                    "prompt",
-                    "context_length_exceeded",
-                )
+                what = f"is {len(ids)} tokens long and leaves no room for a reply"
+                raise too_long(model, what, "prompt")
         if (wanted := len(self._prompts) * count) > MOST_WAITING:
             raise BadRequestError(
                 f"{wanted} replies are wanted; at most {MOST_WAITING} can wait", "prompt"

@@ -50,6 +50,14 @@ def test_a_question_goes_on_with_the_last_chat(run, use_model, store):
     ]
 
 
+def test_messages_left_out_of_the_window_are_counted(run, use_model, store):
+    held_chat(store, "The secret is 7. " + "word " * 90, "Good.", "word " * 90, "Good.")
+    model = use_model(ScriptedModel([" No."], context=256), name="tiny")
+    told = run("ask", "-c", "What is the secret?", "--max-tokens", "64")
+    assert told == (0, "No.\n", "chatapp: messages out of context: 2\n")
+    assert "secret is 7" not in model.prompts[0]
+
+
 def test_a_chat_goes_on_with_documents_and_tools(run, use_model, store, in_folder):
     (in_folder / "notes.md").write_text("A walrus eats clams.")
     chat_id = held_chat(store, "Hi", "Hello.")

@@ -15,6 +15,8 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
+from finetune.config.sections import FinetuneConfig
+from finetune.run import examine
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
@@ -102,6 +104,19 @@ async def test_so_it_does_from_the_server(twice, read):
             assert {(ids[0], ids.count(START)) for ids in read} == {(START, 1)}
 
 
+@pytest.mark.parametrize("texts", [False, True])
+def test_so_it_does_in_rows_to_train_on(twice, tmp_path, texts):
+    """With the model's own template, which the rows are written in, and in rows without one."""
+    path = tmp_path / "rows.jsonl"
+    row = {"text": "Hi you"} if texts else {"prompt": "Hi", "completion": "you"}
+    path.write_text(f"{json.dumps(row)}\n" * 8)
+    settings = {"model": str(twice), "output": str(tmp_path / "run"), "data": {"train": str(path)}}
+    found = examine(FinetuneConfig.model_validate(settings))
+    assert found.setup.data.train.examples
+    for example in found.setup.data.train.examples:
+        assert (example.ids[0], list(example.ids).count(START)) == (START, 1)
+
+
 SECRET = "The secret is 7. " + "word " * 150
 
 
@@ -126,6 +141,37 @@ async def test_a_text_longer_than_the_window_is_refused_with_both_numbers(run, t
     for words in answers:
         given, window = (int(number) for number in re.findall(r"\b\d{3,}\b", words)[:2])
         assert given > model.context >= window, words
+
+
+async def test_messages_left_out_of_the_window_are_named(twice, caplog):
+    """In the answer, each chunk of a stream, a header and the log, which has no client's words."""
+    model = load_model(str(twice))
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "The secret is 7. " + "word " * 25},
+        {"role": "assistant", "content": "Good."},
+        {"role": "user", "content": "word " * 10},
+        {"role": "assistant", "content": "Good."},
+        {"role": "user", "content": "What is the secret?"},
+    ]
+    words = "all before messages.3, except instructions"
+    async with serving(model, template=choose_template(model, "")) as client:
+        for messages, said in ((chat, words), (chat[:1] + chat[3:], None)):
+            body, address = {"messages": messages, "max_tokens": 64}, f"{client.address}/v1/chat"
+            for stream in (False, True):
+                caplog.clear()
+                sent = body | {"stream": stream}
+                with caplog.at_level("INFO"):
+                    async with client.session.post(f"{address}/completions", json=sent) as answer:
+                        text = await answer.text()
+                assert (answer.status, answer.headers.get("X-Left-Out")) == (200, said)
+                parts = [p for p in text.split("\n\n") if "{" in p]
+                assert {json.loads(p.removeprefix("data: ")).get("left_out") for p in parts} == {
+                    said
+                }
+                assert (f"left out {words}" in caplog.text) == bool(said)
+                assert "secret" not in caplog.text
+            assert (await client.post("/tokenize", {"messages": messages})).get("left_out") == said
 
 
 def test_a_reply_beyond_the_sliding_windows_is_that_of_transformers(bpe, tmp_path):
