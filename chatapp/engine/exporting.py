@@ -40,6 +40,7 @@ from chatapp.engine.files.model_files import (
     GGUF_KEYS,
     GenerationConfig,
     ModelFiles,
+    check_patterns,
     read_generation_config,
 )
 from chatapp.engine.files.safetensors import read_tensors
@@ -138,6 +139,7 @@ def write_adapter(files: ModelFiles, path: Path, kind: str, progress: Progress) 
         layer: f"{layer.removeprefix('base_model.model.')}.weight" for layer in layers.values()
     }
     names = gguf_names(architecture, values, weights.values())
+    check_patterns(files, [layer.removeprefix("base_model.model.") for layer in weights])
     tensors: dict[str, Tensor] = {}
     for layer, weight in weights.items():
         if weight not in names:

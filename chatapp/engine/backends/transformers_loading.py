@@ -13,7 +13,7 @@ from torch import Tensor
 from chatapp.common.extras import require
 from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError, first_line, one_sentence
-from chatapp.engine.files.model_files import MASKED, ModelFiles
+from chatapp.engine.files.model_files import MASKED, ModelFiles, check_patterns
 from chatapp.engine.files.weights import check_finite, stored_tensors
 from chatapp.engine.kernels.machine import device_for
 
@@ -211,6 +211,7 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
     import peft
 
     _ = files.headers  # finds pickles and broken files, with better sentences
+    check_patterns(files, [name for name, _ in model.named_modules()])
     with one_sentence(f"{files.path}: the adapter does not fit its base model"):
         kind = peft.PeftConfig.from_pretrained(files.path)
         if kind.is_prompt_learning:

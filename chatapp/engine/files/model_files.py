@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
@@ -389,6 +389,52 @@ def _base_of(path: Path, config: dict[str, Any], find: Callable[[str], Path]) ->
     if _is_adapter(folder):
         raise ModelError(f"{path}: the base model {name} is an adapter; expected a whole model")
     return ModelFiles.read(folder)
+
+
+_PATTERN_KEYS = ("alpha_pattern", "rank_pattern", "modules_to_save", "layers_pattern")
+_PATTERNS_IF_TEXTS = ("target_modules", "exclude_modules")
+"""Whose lists are ends of names, not patterns."""
+
+_MOST_SECONDS, _MOST_MEMORY = 5.0, 500 * 10**6
+
+
+def check_patterns(files: ModelFiles, names: Sequence[str]) -> None:
+    """Refuse an adapter with patterns that take too long to match names, or are none: peft matches
+    them without a limit.
+
+    names: of its base's modules, as peft has them. Raises ModelError with the file and the key.
+    """
+    from chatapp.common.limited_process import LimitedProcess, LimitPassedError
+
+    trial = LimitedProcess(__name__, "match_patterns", memory=_MOST_MEMORY)
+    for key in (*_PATTERN_KEYS, *_PATTERNS_IF_TEXTS):
+        given = files.config.get(key) or ()
+        if isinstance(given, str):
+            given = [given]
+        elif key in _PATTERNS_IF_TEXTS or not isinstance(given, list | dict):
+            continue
+        patterns = [pattern for pattern in given if isinstance(pattern, str)]
+        if len(patterns) < 500 and all(re.fullmatch(r"[\w.-]*", each) for each in patterns):
+            continue  # plain names
+        try:
+            fault = trial.ask([patterns, names], _MOST_SECONDS)
+        except LimitPassedError:
+            fault = f"cannot be matched with the names of layers in {_MOST_SECONDS:.0f} seconds"
+        if fault:
+            raise ModelError(f"{files.config_file}: {key} {fault}")
+
+
+def match_patterns(request: tuple[Sequence[str], Sequence[str]]) -> Iterator[str]:
+    """Why patterns cannot match names; "" if they can. Called in a limited process."""
+    patterns, names = request
+    try:
+        for pattern in patterns:
+            form = re.compile(rf"(.*\.)?({pattern})$")  # as peft has it
+            for name in names:
+                form.match(name)
+        yield ""
+    except re.error as error:
+        yield f"has a pattern that is no regular expression: {error}"
 
 
 def has_model(path: Path) -> bool:

@@ -1,5 +1,7 @@
 """Adapters have PEFT's logits in a chat, merged into a GGUF file and a folder, and alone."""
 
+import json
+
 import peft
 import pytest
 import torch
@@ -8,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.exporting import write_adapter, write_folder, write_gguf
+from chatapp.engine.files import model_files
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model
@@ -99,6 +102,36 @@ def test_another_adapter_is_refused(tmp_path, bpe, changes, problem):
     with pytest.raises(ModelError, match=f"{problem}.* does not belong to LoRA; export it merged"):
         write_adapter(find_model(str(made)), tmp_path / "alone.gguf", "f32", lambda *_: None)
     assert not (tmp_path / "alone.gguf").exists()
+
+
+@pytest.mark.parametrize("key", ["alpha_pattern", "rank_pattern", "target_modules"])
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"([a-z_.0-9]+)+!", "with the names of layers in 1 seconds"),
+        ("(", "no regular expression: missing"),
+    ],
+)
+def test_a_pattern_that_cannot_be_matched_is_refused(
+    tmp_path, bpe, monkeypatch, key, pattern, words
+):
+    made = adapter(tmp_path / "base", bpe, "llama")
+    path = made / "adapter_config.json"
+    given = pattern if key == "target_modules" else {pattern: 3}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: given}))
+    monkeypatch.setattr(model_files, "_MOST_SECONDS", 1.0)
+    files, out = find_model(str(made)), tmp_path / "a.gguf"
+    for door in (
+        lambda: load_model(str(made)),
+        lambda: write_folder(files, tmp_path / "merged", "f32"),
+        lambda: write_gguf(files, out, "f32", {}, lambda *_: None),
+        lambda: write_adapter(files, out, "f32", lambda *_: None),
+    ):
+        with pytest.raises(ModelError) as error:
+            door()
+        assert str(error.value).startswith(f"{path}: {key} ")
+        assert words in str(error.value)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
