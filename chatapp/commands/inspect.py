@@ -127,7 +127,8 @@ def _run(
         with progress("Measuring") as report:
             subject.progress = report
             if target.as_json:
-                document |= {view.name: view.document(subject, options) for view in looked}
+                for view in looked:
+                    document |= view.document(subject, options)
             else:
                 shown = [view.look(subject, options) for view in looked]
     if target.as_json:

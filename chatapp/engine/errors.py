@@ -21,9 +21,13 @@ class NoDecoder(ModelError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error, without the pages that may follow, and without keys."""
+    """The first line of a library's error, without the pages that may follow, and without keys.
+
+    The second follows a first one that ends in a colon, as torch's of tensors that do not fit.
+    """
     lines = without_keys(str(error).strip()).splitlines()
-    return lines[0] if lines else type(error).__name__
+    announces = len(lines) > 1 and lines[0].endswith(":")
+    return " ".join(line.strip() for line in lines[: 1 + announces]) or type(error).__name__
 
 
 @contextmanager

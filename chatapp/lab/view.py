@@ -215,12 +215,16 @@ class View(ABC):
         return None
 
     @classmethod
-    def document(cls, subject: Subject, options: Any) -> Any:
-        """Its JSON: of every token where none is chosen and there is such a document, see `whole`.
-        Raises as `look` does."""
+    def document(cls, subject: Subject, options: Any) -> dict[str, Any]:
+        """Its JSON, by the name of what is shown: of every token where none is chosen and there is
+        such a document, see `whole`. Raises as `look` does.
+        """
         is_whole = subject.masked is None and getattr(options, "token", 0) is None
         whole = cls.whole(subject, options) if is_whole else None
-        return cls.look(subject, options).to_json() if whole is None else whole
+        if whole is not None:
+            return {cls.name: whole}
+        view = cls.look(subject, options)
+        return {view.name: view.to_json()}
 
     @classmethod
     def options_of(cls, values: Mapping[str, Any]) -> Any:

@@ -93,7 +93,7 @@ def _race(record: Record) -> Items:
     article = _text(record, "article")
     names = ("questions", "options", "answers")
     rows = (
-        [[record[n]] for n in ("question", "options", "answer")]
+        [[_get(record, name)] for name in ("question", "options", "answer")]
         if "answer" in record
         else [_get(record, name) for name in names]
     )

@@ -56,5 +56,5 @@ def inspect(
         subject = Subject(model, ids, place, start, None, changes)
         subject.sampling, subject.segments = sampling, segments
         subject.progress = go_on
-        answer[name] = VIEWS[name].document(subject, options)
+        answer |= VIEWS[name].document(subject, options)
     return answer

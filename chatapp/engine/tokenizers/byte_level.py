@@ -102,7 +102,7 @@ class BPETokenizer:
         self._alphabet = _byte_alphabet()
         self._added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         ids = tokenizer.get_vocab(with_added_tokens=True).values()
-        self.size: int = max(ids) + 1
+        self.size: int = max(ids, default=-1) + 1
         self.special: Mapping[str, int] = {
             token.content: id for id, token in self._added.items() if token.special
         }

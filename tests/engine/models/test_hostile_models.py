@@ -134,6 +134,10 @@ def test_an_adapter_whose_tensors_do_not_fit_is_refused(adapter):
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match="holds NaN or infinity"):
         load_model(str(adapter))
+    weights[first] = weights[first][:1].clone()  # another rank than adapter_config.json says
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r": size mismatch for .*lora_A.* shape"):
+        load_model(str(adapter))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ one sentence that begins with the path of a file. Nothing else is ever raised.
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from chatapp.common.userfiles import UserError
@@ -289,6 +289,7 @@ records = st.recursive(
 
 @fuzzed
 @given(st.sampled_from(sorted(FORMATS)), st.sampled_from(["jsonl", "json"]), records)
+@example("race", "jsonl", {"article": "", "answer": "A"})
 def test_records_of_published_formats(tmp_path, name, suffix, record):
     path = tmp_path / f"pool.{suffix}"
     path.write_text(json.dumps(record))
