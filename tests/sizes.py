@@ -13,7 +13,7 @@ CEILINGS = {
     "lines": 79_904,
     "modules": 323,
     "lines of finetune/bundled_model": 2_776,
-    "lines of tests": 62_676,
+    "lines of tests": 62_674,
 }
 """`lines` and `modules` count what is in the wheel: chatapp and finetune without bundled_model; a
 module is a file that is not `__init__.py`. The lines rose twice, by 2,700 in all, where the plan of

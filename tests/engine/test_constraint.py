@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from chatapp.dialogue.tools.schemas import misfit as tool_misfit
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.constraint import compiling, validation
 from chatapp.engine.constraint import constraint as constraints
-from chatapp.engine.constraint import validation
 from chatapp.engine.constraint.compiling import ConstraintError, byte_tokenizer, matcher_of
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.matching import Matcher
@@ -304,12 +304,18 @@ def test_what_cannot_be_followed_is_refused_by_its_part(schema, words):
         ),
         ("grammar", "", ""),
         ("grammar", 'start: "a" <|endoftext|> "b"', ".*unknown special token"),
-        ("grammar", "start: " + '"a"? ' * 15_000, "it takes too much work for each token"),
     ],
 )
 def test_patterns_and_grammars_that_cannot_be_followed(kind, source, words):
     with pytest.raises(ConstraintError, match=f"the {kind} cannot be used: {words}"):
         Constraint(kind, source)
+
+
+def test_a_grammar_whose_steps_take_long_is_refused(monkeypatch):
+    grammar = compiling.grammar_of("grammar", "start: " + '"a"? ' * 100)
+    assert compiling.fault_of(grammar) == ""
+    monkeypatch.setattr(compiling, "_STEP_SECONDS", 0.0)
+    assert compiling.fault_of(grammar) == "it takes too much work for each token"
 
 
 HOSTILE = [
