@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from fakes import ScriptedModel
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
 from textual.screen import Screen
 
@@ -172,6 +174,22 @@ class Driver:
 
 
 OpenApp = Callable[..., AbstractAsyncContextManager[Driver]]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def parsed_once() -> Iterator[None]:
+    """A style sheet is parsed once in each theme, and not by every app anew."""
+    parse, rules = Stylesheet._parse_rules, dict[Any, list[RuleSet]]()
+
+    def parse_once(sheet: Stylesheet, *given: Any, **named: Any) -> list[RuleSet]:
+        key = (frozenset(sheet._variables.items()), given, frozenset(named.items()))
+        if key not in rules:
+            rules[key] = parse(sheet, *given, **named)
+        return rules[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stylesheet, "_parse_rules", parse_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,4 +2,4 @@
 
 from library_driver import own  # noqa: F401
 from stage import stage  # noqa: F401
-from tui_driver import open_app, store, terminal  # noqa: F401
+from tui_driver import open_app, parsed_once, store, terminal  # noqa: F401
