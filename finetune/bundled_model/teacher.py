@@ -1,9 +1,8 @@
 """A larger model answers short questions on common things, in a sentence each.
 
-The questions stand in `tables/questions.toml`; reading the model needs the package gguf.
-A file of answers has one line a question: question, answer, the thing it tells what it is ("" for
-other questions), and the mean log-probability of the reply's tokens under the model. Answers are
-greedy, so the same model gives the same file.
+The questions stand in `tables/questions.toml`. A file of answers has one line a question: question,
+answer, the thing it tells what it is ("" for other questions), and the mean log-probability of the
+reply's tokens under the model. Answers are greedy, so the same model gives the same file.
 
 Invariant: an answer is a whole sentence that is likely under the model itself, or it is empty; no
 question is asked twice.
@@ -14,15 +13,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
+from chatapp.dialogue.events import Options
+from chatapp.dialogue.turn import answer
+from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.engine.events import Token
+from chatapp.engine.model import Sampling
+from chatapp.engine.models.loading import load_model
 from chatapp.tasks.evaluation.journal import Journal, read_rows
 from finetune.bundled_model.chats import Turns, typed
+from finetune.bundled_model.report import whole_reply
 from finetune.bundled_model.sources import clean
 from finetune.bundled_model.tables import entries, filled, table
 
-_INSTRUCTION = "Answer in one short, simple sentence."
-_BATCH, _MOST_TOKENS = 16, 48
+_OPTIONS = Options(
+    Sampling(temperature=0.0, max_tokens=48), system="Answer in one short, simple sentence."
+)
 _LONGEST, _LEAST_LIKELY = 150, -1.0
 _SENTENCE = re.compile(r"[A-Z][^\n]*?[.!](?=\s|$)")
 # The beginning of a list, a model that speaks of itself, or a sentence that repeats itself.
@@ -63,73 +70,23 @@ def first_good_sentence(reply: str, logprob: float) -> str:
     return sentence if likely and not _BAD.search(sentence) else ""
 
 
-class Teacher:
-    """A chat model in a GGUF file, read by transformers."""
-
-    def __init__(self, path: Path) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        where = {"gguf_file": path.name}
-        self._tokenizer = AutoTokenizer.from_pretrained(path.parent, padding_side="left", **where)
-        self._model = AutoModelForCausalLM.from_pretrained(
-            path.parent, dtype=torch.float32, **where
-        ).eval()
-
-    def answers(self, texts: Sequence[str]) -> list[tuple[str, float]]:
-        """A greedy reply to each question and the mean log-probability of its tokens."""
-        import torch
-
-        prompts = [
-            self._tokenizer.apply_chat_template(
-                [
-                    {"role": "system", "content": _INSTRUCTION},
-                    {"role": "user", "content": question},
-                ],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-            for question in texts
-        ]
-        batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
-        end: Any = self._tokenizer.eos_token_id
-        with torch.inference_mode():
-            made = self._model.generate(
-                **batch,
-                max_new_tokens=_MOST_TOKENS,
-                do_sample=False,
-                pad_token_id=end,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-        ids = made.sequences[:, batch["input_ids"].shape[1] :]
-        logprobs = torch.stack(made.logits, dim=1).log_softmax(-1)
-        chosen = logprobs.gather(-1, ids[..., None])[..., 0]
-        replies = []
-        for row, values in zip(ids, chosen, strict=True):
-            real = (row == end).cumsum(0) <= (row == end)  # up to the first end of text
-            text = self._tokenizer.decode(row[real], skip_special_tokens=True)
-            replies.append((text, float(values[real].mean())))
-        return replies
-
-
 def ask_teacher(model: Path, out: Path) -> None:
-    """Append the answers to the questions that a file of answers does not contain yet, batch by
-    batch. model: a chat model as a GGUF file. Raises PromptError when the file holds something
-    else.
+    """Append the answers to the questions that a file of answers does not contain yet.
+
+    model: a chat model, such as a GGUF file. Raises PromptError when the file holds something else,
+    and UserError when the model fails.
     """
     with Journal(out) as journal:
         known = {row["question"] for row in journal.rows()}
         missing = [question for question in questions() if question[0] not in known]
-        teacher = Teacher(model) if missing else None
-        for batch in (missing[at : at + _BATCH] for at in range(0, len(missing), _BATCH)):
+        teacher = load_model(str(model)) if missing else None
+        for question, thing in missing:
             assert teacher is not None
-            replies = teacher.answers([question for question, _ in batch])
-            answers = [
-                TeacherAnswer(asked, first_good_sentence(*reply), thing, round(reply[1], 3))
-                for (asked, thing), reply in zip(batch, replies, strict=True)
-            ]
-            journal.append(map(asdict, answers))
+            events = list(answer(teacher, choose_template(teacher, ""), question, _OPTIONS))
+            reply = whole_reply(question, events)
+            logprob = fmean([event.logprob for event in events if isinstance(event, Token)] or [0])
+            sentence = first_good_sentence(reply.text, logprob)
+            journal.append([asdict(TeacherAnswer(question, sentence, thing, round(logprob, 3)))])
     print(f"{out}: {len(read_answers(out)):,} good answers to {len(questions()):,} questions")
 
 
@@ -137,7 +94,7 @@ def read_answers(path: Path) -> list[TeacherAnswer]:
     """The answers in a file that are good enough; none without a file."""
     if not path.exists():
         return []
-    return [answer for row in read_rows(path) if (answer := TeacherAnswer(**row)).answer]
+    return [kept for row in read_rows(path) if (kept := TeacherAnswer(**row)).answer]
 
 
 def taught_chat(draw: random.Random, answers: Sequence[TeacherAnswer]) -> Turns:

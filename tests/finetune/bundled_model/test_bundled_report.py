@@ -1,25 +1,20 @@
-"""The report on the bundled model: whole chats, counted replies, every part once; the last look."""
+"""The report on the bundled model: whole chats, counted replies, answers once; the last look."""
 
 import json
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 
+from chatapp.common.userfiles import UserError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Sampling
-from chatapp.prompting.template import CHAT
-from chatapp.rows.examples import Pool
 from chatapp.tasks.evaluation.evaluate import Grid
-from chatapp.tasks.files.promptfile import PromptFile
-from finetune.bundled_model import chats, last_look, report
+from finetune.bundled_model import chats, report
 from finetune.bundled_model.questions import all_tasks
 from finetune.bundled_model.tables import table
 
-WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 
-
-def test_a_reply_that_failed_stands_in_the_chat_with_its_last_text_and_is_no_wrong_answer():
+def test_a_reply_that_failed_is_no_wrong_answer():
     class Fails(ScriptedModel):
         """Holds a word back, as before a stop string, and then breaks off."""
 
@@ -28,50 +23,12 @@ def test_a_reply_that_failed_stands_in_the_chat_with_its_last_text_and_is_no_wro
             yield Token(half, " Half", " Half", -1.0)
             yield Finished("error", " a word", message="no memory")
 
-    replies = report.chat(Fails([""]), CHAT, Sampling(seed=0))
-    assert "Half a word (the reply failed: no memory)" in replies
-    problems = all_tasks()[0].held_out(1, seed=0, unseen=True)
-    with pytest.raises(report.ReplyFailed, match=r"the reply to '.*' failed: no memory"):
-        report.exact(Fails([""]), CHAT, problems)
-    sampling = Sampling(seed=0)
-    with pytest.raises(report.ReplyFailed, match="no memory"):
-        list(report.replies(Fails([""]), CHAT, ["Hi!"], sampling))
-    with pytest.raises(report.ReplyFailed, match=r"was not continued: no memory"):
-        report.story_rows(Fails([""]), 1)
-
-
-def test_every_part_is_measured_once(tmp_path, monkeypatch):
-    shots = [(word, "ab"[number % 2]) for number, word in enumerate(WORDS[:8])]
-    prompt = PromptFile(
-        path=Path("letters"),
-        labels=("a", "b"),
-        metrics=("accuracy",),
-        pool=Pool([text for text, _ in shots], [label for _, label in shots]),
-    )
-    groups = {
-        name: [(report.as_task(name, prompt, shots[:2]), Grid(shots=(0, 1)))]
-        for name in ("in_context", "labels", "arithmetic")
-    }
-    row = {"share": 0.5}
-    parts = ("reply_rows", "chat_rows", "task_rows", "story_rows")
-    calls = []
-    for part in parts:
-        monkeypatch.setattr(report, part, lambda *_, part=part: calls.append(part) or [row])
-    monkeypatch.setattr(report, "few_shot_settings", lambda *_: groups)
-    monkeypatch.setattr(report, "draw_curves", lambda *_: None)
-    monkeypatch.setattr(report, "talk", lambda *_: (calls.append("talk") or {"logprob": -2.0}, []))
-    for _ in range(2):
-        report.measure(tmp_path, tmp_path, tmp_path / "out", items=3)
-        assert sorted(calls) == sorted([*parts, "talk"])
-    text = (tmp_path / "out" / "report.md").read_text()
-    for name in (*groups, "talk", "replies", "chat", "tasks", "stories"):
-        assert (tmp_path / "out" / f"{name}.json").exists()
-        assert f"## {name}\n" in text
-    assert "- logprob: -2.00\n" in text
-    (tmp_path / "out" / "chat.json").unlink()
-    report.measure(tmp_path, tmp_path, tmp_path / "out", items=3)
-    assert calls[-1] == "chat_rows"
-    assert len(calls) == 6
+    with pytest.raises(UserError, match=r"Hello.*no memory"):
+        report.scripted_chat(Fails([""]), 0)
+    with pytest.raises(UserError, match=r"Hi!.*no memory"):
+        report.replies(Fails([""]), ["Hi!"], Sampling(seed=0))
+    with pytest.raises(UserError, match=r"Once upon a time.*no memory"):
+        report.continued(Fails([""]), 1)
 
 
 @pytest.fixture
@@ -88,21 +45,43 @@ def data(tmp_path):
     return tmp_path
 
 
-def test_shares_are_of_what_was_said_and_how_it_ended(data, monkeypatch):
-    monkeypatch.setattr(report, "MESSAGES", 70)
-    unknown = set(chats.held_out_questions(150, 0))
+def test_everything_is_measured_and_no_answer_is_computed_twice(data, tmp_path, monkeypatch):
+    unknown = {*chats.held_out_questions(150, 0), *table("last_look")["unknown"]}
+    right = {
+        problem.question: problem.answer
+        for task in all_tasks()[:2]
+        for unseen in (False, True)
+        for problem in task.held_out(3, 0, unseen=unseen)
+    }
 
     def reply(prompt):
-        asked = prompt.split("User: ")[1].split("\nAssistant:")[0]
-        return " I don't know that." if asked in unknown else " It is so."
+        message = prompt.split("User: ")[-1].split("\nAssistant:")[0]
+        return " I don't know that." if message in unknown else f" {right.get(message, 'It is.')}"
 
-    shares, some = report.talk(ScriptedModel(reply), data)
-    assert shares["declines_unknown"] == 1
-    assert shares["declines_known"] == shares["repeats_itself"] == 0
-    assert shares["ends_by_itself"] == 1
-    assert len(some) == 70 + 150 + 300
-    looping = ScriptedModel([" So so."], reason="repetition")
-    assert report.talk(looping, data)[0]["repeats_itself"] == 1
+    model = ScriptedModel(reply)
+    asked = [
+        report.as_chat(task, 3, 0, unseen=unseen)
+        for task in all_tasks()[:3]
+        for unseen in (False, True)
+    ]
+    monkeypatch.setattr(report, "load_model", lambda name: model)
+    monkeypatch.setattr(report, "groups", lambda *_: {"tasks": (asked, Grid(shots=(0,)))})
+    monkeypatch.setattr(report, "MESSAGES", 70)
+    report.measure(tmp_path, data, tmp_path / "out")
+    figures = json.loads((tmp_path / "out" / "talk.json").read_text())
+    assert figures["declines what it cannot know"] == figures["ends by itself"] == 1
+    assert figures["declines what it knows"] == figures["repeats itself"] == 0
+    results = json.loads((tmp_path / "out" / "tasks" / "report.json").read_text())["results"]
+    means = {row["task"]: row["mean"] for row in results}
+    assert means["mean of 3 known"] == means["mean of 3 new"] == pytest.approx(2 / 3)
+    replies = (tmp_path / "out" / "talk.md").read_text()
+    assert replies.count("I don't know that.") >= 150
+    count = len(model.prompts)
+    report.measure(tmp_path, data, tmp_path / "out")
+    assert len(model.prompts) == 2 * count - sum(len(task.items) for task in asked)
+    model.name = "another"
+    with pytest.raises(UserError, match=r"answers\.jsonl"):
+        report.measure(tmp_path, data, tmp_path / "out")
 
 
 class Judge(ScriptedModel):
@@ -127,10 +106,31 @@ def test_a_judge_tells_how_likely_a_reply_is_where_its_own_would_stand():
     ]
 
 
-def test_a_last_look_measures_everything(tmp_path):
-    figures, sample = last_look.evaluate(ScriptedModel(lambda prompt: " I don't know."), tmp_path)
-    assert figures["declines_unknown"] == 1.0
-    assert figures["tasks"] == figures["stories_on_subject"] == figures["right_calls"] == 0.0
-    look, requests = table("last_look"), last_look.story_requests()
-    assert len(sample) == len(look["openers"]) + len(look["unknown"]) + len(requests) + 45
-    assert {row["tasks"] for row in figures["labels"]} == {4}
+def test_a_story_stays_with_its_subject_and_a_call_has_the_right_numbers():
+    good = report.Reply("A story?", "A fox ran. The fox slept.", "stop", "fox")
+    chat = report.Reply("A story?", "A fox. A fox. User: Hi", "stop", "fox")
+    endless = report.Reply("A story?", "A fox, a fox", "length", "fox")
+    calls = [report.Reply("?", f"<<{numbers}=3>>3", "stop", "<<1+2=") for numbers in ("1+2", "2+2")]
+    figures = report.shares({"stories": [good, chat, endless, endless], "calls": calls})
+    assert figures == {
+        "stays with the subject of a story": 0.25,
+        "calls with the right numbers": 0.5,
+    }
+    assert not report.becomes_no_story(good)
+    assert report.becomes_no_story(chat)
+
+
+def test_a_last_look_measures_everything():
+    drawn = report.last_talk(ScriptedModel(lambda prompt: " I don't know."))
+    figures = report.shares(drawn)
+    assert figures["declines what it cannot know"] == figures["ends by itself"] == 1.0
+    assert figures["stays with the subject of a story"] == 0.0
+    assert figures["calls with the right numbers"] == 0.0
+    look, stories = table("last_look"), table("last_look")["stories"]
+    assert len(drawn["first messages"]) == len(look["openers"])
+    assert len(drawn["stories"]) == len(stories["ask"]) * len(stories["subjects"])
+    assert len(drawn["calls"]) == 45
+    (tasks, _), (labels, grid) = report.last_groups().values()
+    assert [task.name for task in tasks] == [f"{task.name}, new" for task in all_tasks()]
+    assert len(labels) == 4
+    assert all(len(task.prompt.pool) > max(grid.shots) for task in labels)
