@@ -435,12 +435,10 @@ class OpenPrompt:
         select, order, score, style, instruction, seed. Raises UserError.
         """
         from chatapp.dialogue.prompt_files import answerer_for
-        from chatapp.tasks.answering import sampling_of
         from chatapp.tasks.evaluation.inputs import query_of
-        from chatapp.tasks.options import changed
 
-        prompt = changed(self.prompt, **settings)
-        answerer = answerer_for(prompt, model.model, sampling_of(prompt))
+        prompt = self.prompt.changed(**settings)
+        answerer = answerer_for(prompt, model.model)
         texts = [text if isinstance(text, str) else json.dumps(text) for text in inputs]
         queries = [query_of(text, prompt.columns, "the input") for text in texts]
         if prompt.text is not None:

@@ -19,7 +19,7 @@ from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families.architecture import Architecture, Attention
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.model import Sampling
-from chatapp.engine.tokenizers.byte_level import END_OF_TEXT, BPETokenizer
+from chatapp.engine.tokenizers import END_OF_TEXT, BPETokenizer
 from chatapp.lab.predictions import Stepper
 from chatapp.lab.traces import Trace
 

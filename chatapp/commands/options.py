@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from chatapp.commands.loading import open_store
-from chatapp.common.command_groups import sentence
 from chatapp.common.foreign import printable
 from chatapp.common.parameters import PARAMETERS, PRECISIONS, Parameter
 from chatapp.common.userfiles import UserError
@@ -266,7 +265,7 @@ def _with_options(
 def prompt_options(
     *, several: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add an option for each of `tasks.options.SETTINGS` to a command; None where it is not given.
+    """Add an option for each of `tasks.settings.SETTINGS` to a command; None where it is not given.
 
     several: each takes several values, separated by commas. The command takes the values from its
     context.
@@ -311,7 +310,7 @@ _KINDS: Mapping[type, str] = {float: "<float>", int: "<integer>"}
 def _flag(parameter: Parameter) -> inspect.Parameter:
     # As text: the settings check all values alike, and refuse them in their own words.
     option = typer.Option(
-        help=sentence(parameter.help), metavar=_KINDS[parameter.kind], show_default=False
+        help=parameter.sentence, metavar=_KINDS[parameter.kind], show_default=False
     )
     return _keyword(parameter.name, Annotated[str | None, option])
 

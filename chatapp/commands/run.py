@@ -107,8 +107,6 @@ class RunOptions:
 @shared.grouped_options
 def run(context: typer.Context, options: RunOptions, file: FileArgument = None) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
-    from chatapp.tasks.options import changed
-
     if file is None and options.pool is None:
         if options.input is not None or options.inputs is not None:
             raise UserError("there is no prompt file; `chatapp run` alone lists the library")
@@ -120,7 +118,7 @@ def run(context: typer.Context, options: RunOptions, file: FileArgument = None) 
     keys = {name: SETTINGS[name].read(name, text) for name, text in texts.items()}
     given = [f"--{name}" for name in keys]
     _refuse(prompt, options, given)
-    prompt = changed(prompt, **keys, seed=options.seed)
+    prompt = prompt.changed(**keys, seed=options.seed)
     report_pool(prompt.pool, strict=options.strict)
     hint = f"; run the same command again to continue {options.output}" if options.output else ""
     with interruptible(f"interrupted{hint}"):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from chatapp.dialogue.documents.passages import Piece
     from chatapp.engine.model import LanguageModel
     from chatapp.tasks.answering import Answerer
-    from chatapp.tasks.files.promptfile import PromptFile
     from chatapp.tasks.summaries import Summary, TracedSentence
 
 _PASSAGE = 400
@@ -40,6 +39,7 @@ def summarize(
 ) -> None:
     """Summarize a document longer than the window: its passages, then the summaries."""
     from chatapp.common.settings import load_settings
+    from chatapp.dialogue.prompt_files import answerer_for
     from chatapp.tasks.files.promptfile import load_prompt
     from chatapp.tasks.summaries import summarize, trace_sentences
 
@@ -49,7 +49,7 @@ def summarize(
     settings = load_settings({"model": model})
     language_model = load(settings.model, settings.precision, settings.device)
     pieces = _pieces(file, language_model)
-    answerer = _answerer(task, language_model)
+    answerer = answerer_for(task, language_model)
     _warn_of_size(language_model)
     texts = [piece.text for piece in pieces]
     with interruptible("interrupted"), progress("Summarizing") as show:
@@ -95,15 +95,6 @@ def _pieces(file: Path, model: "LanguageModel") -> "list[Piece]":
         raise UserError(f"{file}: {error}") from None
     finally:
         reader.close()
-
-
-def _answerer(task: "PromptFile", model: "LanguageModel") -> "Answerer":
-    from chatapp.dialogue.prompt_files import template_for
-    from chatapp.tasks.answering import Answerer
-    from chatapp.tasks.options import selector_for
-
-    template = template_for([task], model)
-    return Answerer(model, task, selector_for(task, model), template=template)
 
 
 def _in_turn(

@@ -27,13 +27,8 @@ def number_option(name: str | Parameter, *, in_sentence: bool = True, **differin
             raise typer.BadParameter(str(error)) from None
         return value
 
-    help = sentence(parameter.help) if in_sentence else parameter.help
+    help = parameter.sentence if in_sentence else parameter.help
     return typer.Option(help=help, callback=in_range)
-
-
-def sentence(words: str) -> str:
-    """Words with a capital letter and a full stop."""
-    return f"{words[0].upper()}{words[1:]}."
 
 
 class DailyFirst(TyperGroup):

@@ -49,6 +49,11 @@ class Parameter:
         """The meaning, and the value that switches it off."""
         return self.meaning if self.off is None else f"{self.meaning}; {self.off} is off"
 
+    @property
+    def sentence(self) -> str:
+        """`help` with a capital letter and a full stop."""
+        return f"{self.help[0].upper()}{self.help[1:]}."
+
     def parsed(self, text: str) -> float | int | None:
         """The value that a user wrote; "" means unset. Raises ValueError."""
         if not text and self.default is None:

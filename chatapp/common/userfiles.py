@@ -465,3 +465,15 @@ raises ends the work.
 
 def no_progress(done: int, total: int) -> None:
     """Nobody is waiting."""
+
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def size_in_words(count: int) -> str:
+    """A number of bytes in words: 40.0 kB, 98.4 MB, 1.5 GB.
+
+    Powers of ten, as in file managers and on hubs.
+    """
+    unit, name = next((it for it in _UNITS if count >= it[0]), _UNITS[-1])
+    return f"{count / unit:,.1f} {name}"

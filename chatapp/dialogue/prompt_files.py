@@ -16,8 +16,7 @@ from chatapp.tasks.answering import Answerer, HeadAnswerer, LookUp, head_of
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, prompt_of
 from chatapp.tasks.evaluation.journal import Journal
 from chatapp.tasks.evaluation.report import Result, results
-from chatapp.tasks.files.promptfile import PromptFile
-from chatapp.tasks.options import selector_for
+from chatapp.tasks.files.promptfile import PromptFile, selector_for
 
 Shown = Callable[[str], AbstractContextManager[Progress]]
 """Shows how far work with a title is, while the context lasts."""
@@ -41,13 +40,14 @@ def template_for(prompts: Iterable[PromptFile], model: LanguageModel) -> ChatTem
 def answerer_for(
     prompt: PromptFile,
     model: LanguageModel,
-    sampling: Sampling,
+    sampling: Sampling | None = None,
     shown: Shown = quiet,
     reading: Shown = quiet,
 ) -> Answerer:
     """Answers inputs as a prompt file says. Raises UserError.
 
-    shown: the progress of reading the pool. reading: that of reading documents, for each input.
+    sampling: of generated answers; None for the prompt file's. shown: the progress of reading the
+    pool. reading: that of reading documents, for each input.
     """
     with shown("Reading the pool") as progress:
         selector = selector_for(prompt, model, progress)

@@ -17,8 +17,8 @@ from chatapp.dialogue.writers.prompt import Writer
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.calls import LLAMA
 from chatapp.prompting.messages import Call, CallPattern, InlineCalls, Requested
+from chatapp.prompting.thoughts_and_calls import LLAMA
 
 # The note on the exact value of a rounded number; the text of a reply contains only the number.
 _FRACTION = re.compile(r"(?<=…) \(-?\d+/\d+\)")

@@ -37,10 +37,9 @@ from chatapp.dialogue.writers.prompt import (
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import NO_TOKEN, ContextOverflow, Generate, LanguageModel, Request
-from chatapp.prompting.calls import CallFilter
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import CallPattern, Requested
-from chatapp.prompting.thinking import ThoughtFilter
+from chatapp.prompting.thoughts_and_calls import CallFilter, ThoughtFilter
 
 MOST_CALLS = 10
 """Calls of tools in one reply."""

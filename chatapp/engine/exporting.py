@@ -17,7 +17,7 @@ from chatapp.common.extras import require
 from chatapp.common.userfiles import Progress, whole_file
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.backends.transformers_loading import read_config as read_transformers_config
-from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.architecture import Family
 from chatapp.engine.decoder.families.gguf_row import FACTORS, Config, position_factors
 from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.gguf.config import (
@@ -44,7 +44,7 @@ from chatapp.engine.files.model_files import (
     read_generation_config,
 )
 from chatapp.engine.files.safetensors import read_tensors
-from chatapp.engine.tokenizers.transformers_tokenizer import (
+from chatapp.engine.tokenizers import (
     save_tokenizer,
     start_tokens,
     transformers_tokenizer,

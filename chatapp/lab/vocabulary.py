@@ -17,8 +17,7 @@ from typing import Any, Literal
 from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import UserError
 from chatapp.engine.model import PieceTokenizer
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
-from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
+from chatapp.engine.tokenizers import BPETokenizer, TransformersTokenizer
 
 Method = Literal["bpe", "wordpiece"]
 METHODS: tuple[Method, ...] = ("bpe", "wordpiece")

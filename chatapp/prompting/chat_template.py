@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import UserError
-from chatapp.prompting.calls import HERMES, as_text, explained, pattern_in
 from chatapp.prompting.messages import (
     END_OF_TEXT,
     OWN,
@@ -33,7 +32,14 @@ from chatapp.prompting.messages import (
     text_by,
     to_json,
 )
-from chatapp.prompting.thinking import Marks, marks_in
+from chatapp.prompting.thoughts_and_calls import (
+    HERMES,
+    Marks,
+    as_text,
+    explained,
+    marks_in,
+    pattern_in,
+)
 
 # The longest known template has 17,000 characters and takes about ten steps per message.
 _LONGEST_SOURCE = 500_000

@@ -93,6 +93,24 @@ def text_of(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
+def set_apart(segments: Sequence[Segment], passages: Sequence[str]) -> list[Segment]:
+    """Make each passage in the last message of a prompt a segment of its own.
+
+    passages: the texts before the question in that message, in a row. Where a template has changed
+    the message, the segments stay unchanged.
+    """
+    own = list(segments)
+    users = [place for place, segment in enumerate(own) if segment.kind == "user"]
+    if not users or not passages:
+        return own
+    before, match, question = own[users[-1]].text.partition("".join(passages))
+    if match:
+        opening = [Segment("marker", before)] if before else []
+        parts = [Segment("document", passage) for passage in passages]
+        own[users[-1] : users[-1] + 1] = [*opening, *parts, Segment("user", question)]
+    return own
+
+
 CallStatus = Literal["running", "done", "failed", "refused", "stopped"]
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.common.userfiles import UserError, read_json_object, write_whole
-from chatapp.prompting.calls import CALCULATOR
 from chatapp.prompting.chat_template import ChatTemplate, Written
 from chatapp.prompting.messages import END_OF_TEXT, OWN, CallPattern, Kind, Message, Role, Segment
+from chatapp.prompting.thoughts_and_calls import CALCULATOR
 
 
 class TemplateError(UserError, ValueError):

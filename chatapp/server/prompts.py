@@ -16,9 +16,9 @@ from chatapp.engine.constraint.compiling import Kind
 from chatapp.engine.constraint.constraint import Constraint, ConstraintError
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.model import LanguageModel, Request
-from chatapp.prompting.calls import LLAMA
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Call, CallPattern, JSONCalls
+from chatapp.prompting.thoughts_and_calls import LLAMA
 from chatapp.server.bodies import (
     MOST_STOPS,
     Changes,

@@ -167,7 +167,7 @@ def piece_of(model: LanguageModel, id: int) -> str:
 
 def bytes_of(model: LanguageModel, id: int, piece: str) -> list[int]:
     """A token's bytes, which may be a part of a character."""
-    from chatapp.engine.tokenizers.byte_level import BPETokenizer
+    from chatapp.engine.tokenizers import BPETokenizer
 
     tokenizer = model.tokenizer
     own = tokenizer.token_bytes(id) if isinstance(tokenizer, BPETokenizer) else piece.encode()

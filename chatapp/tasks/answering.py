@@ -23,10 +23,9 @@ from chatapp.engine.encoding import ids_of, segment_ids, without_start
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.messages import Segment
+from chatapp.prompting.messages import Segment, set_apart
 from chatapp.prompting.template import PLAIN
 from chatapp.rows.examples import Example, PromptError, Query, item_of
-from chatapp.tasks.files.documents import set_apart
 from chatapp.tasks.files.layout import (
     Demonstration,
     TurnsLayout,

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from chatapp.engine.encoding import in_order, segment_ids, without_start
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.calls import CALCULATOR, as_text, explained
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import END_OF_TEXT, Call, Message, Segment, text_of
 from chatapp.prompting.template import ShippedTemplate
+from chatapp.prompting.thoughts_and_calls import CALCULATOR, as_text, explained
 from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError, TooLong
 from finetune.data.formats import TrainingExample

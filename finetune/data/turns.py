@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import shown
-from chatapp.prompting.calls import DEEPEST, depth
 from chatapp.prompting.messages import Call, Message, Role
+from chatapp.prompting.thoughts_and_calls import DEEPEST, depth
 from chatapp.rows.reading import BadRow, Row, either
 
 SPEAKERS = {"role": "content", "from": "value"}

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from chatapp.engine.backends.encoder_decoder import decoder_opening
 from chatapp.engine.backends.head import HEAD_FILE
 from chatapp.engine.model import PieceTokenizer
-from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
+from chatapp.engine.tokenizers import open_framed_tokenizer
 from finetune.config.objectives import L3Settings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Rows, Tensors, response_labels

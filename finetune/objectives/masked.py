@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from chatapp.common.foreign import printable
 from chatapp.engine.model import PieceTokenizer
-from chatapp.engine.tokenizers.transformers_tokenizer import mask_token
+from chatapp.engine.tokenizers import mask_token
 from finetune.config.objectives import MaskedSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Rows, Tensors, TrainingRows, collate

@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.engine.files.model_files import COMPANIONS, ModelFiles
 from chatapp.engine.kernels.rounding import GROUP, group_scales, quantise, rounded_groups
-from chatapp.engine.tokenizers.transformers_tokenizer import save_tokenizer
+from chatapp.engine.tokenizers import save_tokenizer
 from finetune.config.sections import Adapter, ConfigError, FinetuneConfig, Train
 
 LOW_RANK = ("lora", "dora", "rslora")

@@ -125,8 +125,7 @@ def examples_table() -> Table:
     from chatapp.commands.run import explain_answer
     from chatapp.engine.models.loading import load_model
     from chatapp.tasks.answering import Answerer
-    from chatapp.tasks.files.promptfile import load_prompt
-    from chatapp.tasks.options import changed, selector_for
+    from chatapp.tasks.files.promptfile import load_prompt, selector_for
 
     items, rows = sized(100, 1), []
     for name, source in models().items():
@@ -134,9 +133,8 @@ def examples_table() -> Table:
         counts: Counter[str] = Counter()
         chance = 0.0
         with tempfile.TemporaryDirectory() as folder:
-            prompt = changed(
-                load_prompt(write_task("trec", Path(folder))), select="knn:tfidf", shots=sized(8, 2)
-            )
+            prompt = load_prompt(write_task("trec", Path(folder)))
+            prompt = prompt.changed(select="knn:tfidf", shots=sized(8, 2))
             answerer = Answerer(model, prompt, selector_for(prompt, model, lambda done, of: None))
             for text, gold in labelled("trec")[1][:items]:
                 (answer,) = answerer.answer([answerer.prepare(text)])

@@ -182,8 +182,7 @@ def likelihoods(
     """log p of each label for these texts, normalized over the labels: (items, labels)."""
     from chatapp.rows.examples import Pool
     from chatapp.tasks.answering import Answerer, probabilities
-    from chatapp.tasks.files.promptfile import PromptFile
-    from chatapp.tasks.options import changed, selector_for
+    from chatapp.tasks.files.promptfile import PromptFile, selector_for
 
     _, instruction, asked, answer = SETS[name]
     prompt = PromptFile(
@@ -195,7 +194,7 @@ def likelihoods(
         pool=Pool(*map(list, zip(*pool, strict=True))),
         generate={"max_tokens": 8},
     )
-    prompt = changed(prompt, select="knn:tfidf", shots=shots)
+    prompt = prompt.changed(select="knn:tfidf", shots=shots)
     answerer = Answerer(model, prompt, selector_for(prompt, model) if shots else None)
     answers = answerer.answer([answerer.prepare(text) for text in texts])
     found = []

@@ -8,7 +8,7 @@ from chatapp.dialogue.tools.tool import misfit_of
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import BUNDLED
-from chatapp.prompting.calls import CALCULATOR, HERMES, CallFilter
+from chatapp.prompting.thoughts_and_calls import CALCULATOR, HERMES, CallFilter
 
 
 def test_what_follows_the_mark_of_a_call_is_a_call():

@@ -21,8 +21,7 @@ from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, save_template
 from chatapp.rows.examples import PromptError
 from chatapp.tasks.answering import Answerer
-from chatapp.tasks.files.promptfile import load_prompt
-from chatapp.tasks.options import selector_for
+from chatapp.tasks.files.promptfile import load_prompt, selector_for
 
 COLOURS = [("red rose", "warm"), ("blue sea", "cold"), ("red fire", "hot"), ("white ice", "icy")]
 DIALOGUE = [("Hello.", "Welcome to Caracas."), ("Is it big?", "Yes, very big.")]

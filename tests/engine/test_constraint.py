@@ -33,8 +33,7 @@ from chatapp.engine.files.gguf.vocabulary import gguf_tokenizer
 from chatapp.engine.model import Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import BUNDLED
-from chatapp.engine.tokenizers.byte_level import BPETokenizer, NotByteLevel
-from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
+from chatapp.engine.tokenizers import BPETokenizer, NotByteLevel, TransformersTokenizer
 
 ROOT = Path(__file__).parents[2]
 PET = {

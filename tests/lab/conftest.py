@@ -8,7 +8,7 @@ from random_models import bpe, gpt2, local, make_gpt2, one_thread
 
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
+from chatapp.engine.tokenizers import BPETokenizer
 
 __all__ = ["bpe", "gpt2", "local", "make_gpt2", "one_thread"]
 

@@ -11,8 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from chatapp.common.userfiles import UserError
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
-from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
+from chatapp.engine.tokenizers import BPETokenizer, TransformersTokenizer
 from chatapp.lab.vocabulary import learn_vocabulary, merge_steps, read_words
 
 HUGS = Counter({"hug": 10, "pug": 5, "pun": 12, "bun": 4, "hugs": 5})

@@ -6,7 +6,7 @@ from family_shapes import make_family
 
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
+from chatapp.engine.tokenizers import BPETokenizer
 from chatapp.lab.views.architecture_views import Positions
 
 TEXT, OTHER = [5, 17, 93, 5, 41, 18], [5, 41, 93, 5, 17, 18]

@@ -6,7 +6,9 @@ import random
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from chatapp.prompting.calls import (
+from chatapp.prompting.chat_template import ChatTemplate
+from chatapp.prompting.messages import Call, Message, Requested, text_of
+from chatapp.prompting.thoughts_and_calls import (
     CALCULATOR,
     DEEPEST,
     HERMES,
@@ -15,8 +17,6 @@ from chatapp.prompting.calls import (
     CallFilter,
     pattern_in,
 )
-from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.messages import Call, Message, Requested, text_of
 
 TOOLS = ("calculator", "clock")
 SUM = '{"name": "calculator", "arguments": {"expression": "48*76"}}'

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.prompting.thinking import Marks, ThoughtFilter, marks_in
+from chatapp.prompting.thoughts_and_calls import Marks, ThoughtFilter, marks_in
 
 MARKS = Marks("<think>", "</think>")
 

@@ -52,7 +52,7 @@ def remove(
     yes: shared.YesOption = False,
 ) -> None:
     """Delete a model that `models get` has downloaded, and nothing else."""
-    from chatapp.common.shading import size_in_words
+    from chatapp.common.userfiles import size_in_words
     from chatapp.engine.models import fetching
 
     model = fetching.find_fetched(name)
@@ -67,7 +67,7 @@ def remove(
 
 def _list_known(*, as_json: bool) -> None:
     """The models with a short name, each with its purpose and what it would need here."""
-    from chatapp.common.shading import size_in_words
+    from chatapp.common.userfiles import size_in_words
     from chatapp.engine.models.known_models import known_models
     from chatapp.tasks.evaluation.speed import estimate
 

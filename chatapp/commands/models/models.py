@@ -116,7 +116,7 @@ def _show_shape(shape: str, *, as_json: bool) -> None:
 
 def _show_model(name: str, *, as_json: bool) -> None:
     from chatapp.common.settings import load_settings
-    from chatapp.common.shading import size_in_words
+    from chatapp.common.userfiles import size_in_words
     from chatapp.dialogue.writers.choosing import tool_choice_of
     from chatapp.engine.files.model_files import read_generation_config
     from chatapp.engine.kernels.native import kernels
@@ -159,7 +159,7 @@ def _show_model(name: str, *, as_json: bool) -> None:
 
 def _facts(described: "ModelInfo") -> dict[str, str]:
     """The facts of a model by their labels."""
-    from chatapp.common.shading import size_in_words
+    from chatapp.common.userfiles import size_in_words
     from chatapp.engine.models.description import GPT2_FORMULA
 
     by_formula = described.parameters_by_formula

@@ -28,8 +28,8 @@ from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import UserError, quoted, shown
 from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.store.rows import Status, own_origin
-from chatapp.prompting.calls import DEEPEST, depth
 from chatapp.prompting.messages import Call, Role
+from chatapp.prompting.thoughts_and_calls import DEEPEST, depth
 
 
 class ImportingError(UserError):

@@ -31,8 +31,7 @@ from chatapp.engine.model import LanguageModel
 from chatapp.prompting.messages import Requested
 from chatapp.rows.examples import Example, Pool
 from chatapp.tasks.answering import Answer, Answerer
-from chatapp.tasks.files.promptfile import Output, PromptFile
-from chatapp.tasks.options import selector_for
+from chatapp.tasks.files.promptfile import Output, PromptFile, selector_for
 from chatapp.tasks.selection.methods import Bm25
 from chatapp.tasks.selection.select import Select
 from chatapp.tasks.settings import Scoring

@@ -18,9 +18,8 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import CALLING, THINKING
 from chatapp.engine.files.model_files import ModelFiles, TokenizerFiles
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.calls import as_text
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
-from chatapp.prompting.messages import JSONCalls, Message, Segment, fit
+from chatapp.prompting.messages import JSONCalls, Message, Segment, fit, set_apart
 from chatapp.prompting.template import (
     PLAIN,
     TEMPLATES,
@@ -31,8 +30,7 @@ from chatapp.prompting.template import (
     named,
     saved_fingerprint,
 )
-from chatapp.prompting.thinking import Marks, ends_in_thought
-from chatapp.tasks.files.documents import set_apart
+from chatapp.prompting.thoughts_and_calls import Marks, as_text, ends_in_thought
 
 if TYPE_CHECKING:
     from chatapp.engine.files.gguf.reader import GGUFFile

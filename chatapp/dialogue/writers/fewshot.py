@@ -16,12 +16,11 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.prompting import messages
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.messages import Message, Segment
+from chatapp.prompting.messages import Message, Segment, set_apart
 from chatapp.prompting.template import PLAIN
 from chatapp.rows.examples import Example, PromptError, item_of
 from chatapp.rows.reading import RowsError
 from chatapp.tasks.answering import Answerer, Question, constraint_of, sampling_of
-from chatapp.tasks.files.documents import set_apart
 from chatapp.tasks.files.layout import (
     Demonstration,
     Fitted,
@@ -31,8 +30,7 @@ from chatapp.tasks.files.layout import (
     layout_of,
 )
 from chatapp.tasks.files.library import find
-from chatapp.tasks.files.promptfile import Persona, PromptFile, load_for_chat
-from chatapp.tasks.options import selector_for
+from chatapp.tasks.files.promptfile import Persona, PromptFile, load_for_chat, selector_for
 from chatapp.tasks.selection.methods import Selector
 
 _MOST_LABELS = 4

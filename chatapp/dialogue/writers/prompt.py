@@ -17,10 +17,9 @@ from chatapp.dialogue.documents.sources import Source, fitting
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.encoding import in_order, segment_ids
 from chatapp.engine.model import ContextOverflow, LanguageModel
-from chatapp.prompting.calls import CALCULATOR, with_calls
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Call, CallPattern, Message, Segment, text_of
-from chatapp.prompting.thinking import Marks
+from chatapp.prompting.thoughts_and_calls import CALCULATOR, Marks, with_calls
 from chatapp.tasks.files.documents import DocumentSet
 
 if TYPE_CHECKING:

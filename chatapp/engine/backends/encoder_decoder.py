@@ -22,7 +22,7 @@ from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.generation import CancelCheck
 from chatapp.engine.model import PieceTokenizer, Request
-from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
+from chatapp.engine.tokenizers import open_framed_tokenizer
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from chatapp.engine.backends.transformers_loading import context_of, load_network, put_on
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, PieceTokenizer
-from chatapp.engine.tokenizers.transformers_tokenizer import mask_token, open_framed_tokenizer
+from chatapp.engine.tokenizers import mask_token, open_framed_tokenizer
 
 
 class MaskedModel:

@@ -25,7 +25,7 @@ from chatapp.engine.cache.key_values import Lookup, common_prefix
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator
 from chatapp.engine.model import Generate, PieceTokenizer
-from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
+from chatapp.engine.tokenizers import open_tokenizer
 
 # Tokens computed between two checks of the cancel event.
 CHUNK = 64

@@ -18,8 +18,7 @@ from torch import Tensor
 from chatapp.common.paths import cache_dir
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.decoder.families import checkpoint_of
-from chatapp.engine.decoder.families.architecture import Architecture, WeightPart
-from chatapp.engine.decoder.families.family import Checkpoint
+from chatapp.engine.decoder.families.architecture import Architecture, Checkpoint, WeightPart
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles, gguf_parts
 from chatapp.engine.files.safetensors import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chatapp.common.paths import SERVERS
-from chatapp.common.shading import size_in_words
+from chatapp.common.userfiles import size_in_words
 from chatapp.engine.backends.remote.http import Client
 from chatapp.engine.backends.remote.remote_model import served_models
 from chatapp.engine.errors import ModelError

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE
-from chatapp.common.shading import size_in_words
-from chatapp.common.userfiles import open_regular, parse_json_object, read_json_object
+from chatapp.common.userfiles import (
+    open_regular,
+    parse_json_object,
+    read_json_object,
+    size_in_words,
+)
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles, architectures, gguf_parts

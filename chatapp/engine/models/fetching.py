@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from chatapp.common.paths import cache_dir, fetched_path, models_dir
-from chatapp.common.shading import size_in_words
 from chatapp.common.userfiles import (
     Progress,
     did_you_mean,
@@ -25,6 +24,7 @@ from chatapp.common.userfiles import (
     quoted,
     read_json_object,
     reason,
+    size_in_words,
     write_whole,
 )
 from chatapp.engine.errors import ModelError

@@ -4,7 +4,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from chatapp.common.shading import size_in_words
+from chatapp.common.userfiles import size_in_words
 
 _TABLE = Path(__file__).with_suffix(".toml")
 

@@ -23,7 +23,7 @@ from chatapp.engine.models.resolving import (
     note_on_folder,
     server_of,
 )
-from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_tokenizer
+from chatapp.engine.tokenizers import NotByteLevel, load_tokenizer, open_tokenizer
 
 
 def load_model(
@@ -155,6 +155,4 @@ def read_tokenizer(name: str) -> PieceTokenizer:
     try:
         return load_tokenizer(files)
     except NotByteLevel:
-        from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
-
         return open_tokenizer(files)[0]

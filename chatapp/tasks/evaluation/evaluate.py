@@ -34,9 +34,8 @@ from chatapp.tasks.evaluation.journal import (
     prompt_identity,
     read_answers,
 )
-from chatapp.tasks.files.promptfile import CHOICE_SCORINGS, PromptFile
-from chatapp.tasks.options import changed, method_of, selector_for
-from chatapp.tasks.selection.methods import Fixed, Selector, vote
+from chatapp.tasks.files.promptfile import CHOICE_SCORINGS, PromptFile, selector_for
+from chatapp.tasks.selection.methods import Fixed, Selector, method_of, vote
 from chatapp.tasks.selection.select import Select
 from chatapp.tasks.settings import SETTINGS, Scoring, Style, Switch
 
@@ -136,8 +135,7 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
 def prompt_of(task: Task, cell: Cell) -> PromptFile:
     """The task's prompt file with the settings of a cell. Raises PromptError."""
     keeps_order = cell.order in (NONE, AS_CHOSEN)
-    return changed(
-        task.prompt,
+    return task.prompt.changed(
         shots=cell.shots,
         select=Fixed.name if cell.selection == NONE else cell.selection,
         order=None if keeps_order else cell.order,

@@ -10,7 +10,7 @@ from chatapp.common.extras import require
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import whole_file
 from chatapp.tasks.evaluation.report import Result
-from chatapp.tasks.options import method_of
+from chatapp.tasks.selection.methods import method_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure

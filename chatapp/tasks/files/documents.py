@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 from chatapp.common.parameters import Parameter
 from chatapp.common.userfiles import UserError, quoted, suggestion
-from chatapp.prompting.messages import Segment
 
 Method = Literal["bm25", "encoder", "both"]
 PASSAGES = 5
@@ -88,21 +87,3 @@ def least_covered(rarities: Sequence[float]) -> float:
     """What the rarities of the words that a passage has must add up to: 0.4 of those of the query's
     four rarest words. A common word alone makes no passage relevant."""
     return 0.4 * sum(sorted(rarities)[-4:])
-
-
-def set_apart(segments: Sequence[Segment], passages: Sequence[str]) -> list[Segment]:
-    """Make each passage in the last message of a prompt a segment of its own.
-
-    passages: the texts before the question in that message, in a row. Where a template has changed
-    the message, the segments stay unchanged.
-    """
-    own = list(segments)
-    users = [place for place, segment in enumerate(own) if segment.kind == "user"]
-    if not users or not passages:
-        return own
-    before, match, question = own[users[-1]].text.partition("".join(passages))
-    if match:
-        opening = [Segment("marker", before)] if before else []
-        parts = [Segment("document", passage) for passage in passages]
-        own[users[-1] : users[-1] + 1] = [*opening, *parts, Segment("user", question)]
-    return own

@@ -24,7 +24,7 @@ from itertools import chain
 
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import END_OF_TEXT, Kind, Message, Segment, text_of
-from chatapp.prompting.thinking import ends_in_thought
+from chatapp.prompting.thoughts_and_calls import ends_in_thought
 from chatapp.rows.examples import Example, PromptError, Query, item_of
 from chatapp.tasks.files.form import Template, fill, join
 from chatapp.tasks.files.promptfile import NO_CHANNEL, PromptFile

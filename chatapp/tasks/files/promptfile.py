@@ -7,15 +7,15 @@ import tomllib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from chatapp.common.userfiles import line_of, parse_toml, quoted, read_required, shown
+from chatapp.common.userfiles import Progress, line_of, parse_toml, quoted, read_required, shown
 from chatapp.common.validation import key_of, located, sampling_model, validated
-from chatapp.prompting.calls import CALCULATOR
 from chatapp.prompting.messages import InlineCalls
 from chatapp.prompting.template import TEMPLATES
+from chatapp.prompting.thoughts_and_calls import CALCULATOR
 from chatapp.rows.examples import (
     POOL_SUFFIXES,
     BadRows,
@@ -32,8 +32,12 @@ from chatapp.rows.reading import BadRow, RowsError, suffix
 from chatapp.tasks.files.documents import LIMIT, PASSAGE_SIZE, PASSAGES, DocumentsError, DocumentSet
 from chatapp.tasks.files.form import Form, FormError, named_form, short_form
 from chatapp.tasks.metrics import MEASURES
-from chatapp.tasks.selection.select import Select
+from chatapp.tasks.selection.methods import Selector, method_and_encoder
+from chatapp.tasks.selection.select import Select, build_selector
 from chatapp.tasks.settings import Scoring, Style
+
+if TYPE_CHECKING:
+    from chatapp.engine.model import LanguageModel
 
 LABEL_SCORINGS: tuple[Scoring, ...] = ("direct", "calibrated", "channel")
 LABEL_MEASURES = ("accuracy", "macro_f1")
@@ -266,6 +270,37 @@ class PromptFile:
         except FormError as error:
             raise self.error(error.key, str(error)) from None
 
+    def changed(
+        self,
+        *,
+        shots: int | None = None,
+        select: str | None = None,
+        order: str | None = None,
+        score: str | None = None,
+        seed: int | None = None,
+        style: str | None = None,
+        instruction: str | None = None,
+    ) -> "PromptFile":
+        """A copy with changed keys; None leaves one unchanged.
+
+        The values are those that `Setting.read` gives. seed: of the selection, and of sampling.
+        select: a method, and perhaps an encoder. instruction: whether it is there. Raises
+        PromptError.
+        """
+        keys: dict[str, object] = {"k": shots, "seed": seed, "order": order}
+        if select is not None:
+            # The file's encoder applies unless the option names one.
+            keys["method"], keys["encoder"] = method_and_encoder(select)
+        chosen = {key: value for key, value in keys.items() if value is not None}
+        return replace(
+            self,
+            instruction="" if instruction == "off" else self.instruction,
+            select=self.select.model_copy(update=chosen),
+            scoring=cast(Scoring, score or self.scoring),
+            style=cast(Style, style or self.style),
+            generate=dict(self.generate) | ({"seed": seed} if seed is not None else {}),
+        )
+
     def error(self, key: str, message: str) -> PromptError:
         """An error about a key of this file ("select.k") that names its line."""
         return _key_error(self.path, self.source, tuple(key.split(".")), message)
@@ -283,6 +318,25 @@ class Persona:
     description: str
     system: str
     template: str = ""
+
+
+def selector_for(
+    prompt: PromptFile, model: "LanguageModel | None", progress: Progress | None = None
+) -> Selector | None:
+    """The selector for the prompt file; None when it has no demonstrations.
+
+    model: for the encoder `lm`. Raises ModelError when the encoder is not available, PromptError
+    when its embeddings are invalid.
+    """
+    if not len(prompt.pool) or prompt.text is not None:
+        return None
+    encoder = None
+    if prompt.select.selector.needs_encoder:
+        from chatapp.tasks.selection.encoders import load_encoder
+
+        own = model if hasattr(model, "embed") else None
+        encoder = load_encoder(prompt.select, own, progress)
+    return build_selector(prompt.pool, prompt.select, encoder)
 
 
 def load_for_chat(path: Path) -> PromptFile | Persona:

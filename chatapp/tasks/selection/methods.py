@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from chatapp.rows.examples import Pool, normalise
+from chatapp.common.userfiles import quoted, suggestion
+from chatapp.rows.examples import Pool, PromptError, normalise
 
 # Help and completion read the table, and should not wait for numpy.
 if TYPE_CHECKING:
@@ -349,6 +350,25 @@ METHODS: dict[str, type[Selector]] = {
 def with_encoder(methods: Mapping[str, type[Selector]]) -> list[str]:
     """The names of the methods that need an encoder."""
     return [name for name, method in methods.items() if method.needs_encoder]
+
+
+def method_and_encoder(value: str) -> tuple[str, str | None]:
+    """Split `knn` or `knn:minilm` into method and encoder. Raises PromptError."""
+    name, colon, encoder = value.partition(":")
+    if name not in METHODS:
+        message = f"--select is {quoted(name)}, which is not known{suggestion(name, METHODS)}"
+        raise PromptError(message)
+    if colon and not METHODS[name].needs_encoder:
+        known = ", ".join(with_encoder(METHODS))
+        raise PromptError(f"--select is {quoted(value)}; only {known} take an encoder")
+    if colon and not encoder:
+        raise PromptError(f"--select is {quoted(value)}; expected an encoder after the colon")
+    return name, encoder or None
+
+
+def method_of(selection: str) -> type[Selector]:
+    """The method of a selection such as "knn:minilm". Raises PromptError."""
+    return METHODS[method_and_encoder(selection)[0]]
 
 
 def help_on_methods() -> str:

@@ -8,8 +8,8 @@ import pytest
 from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.export import to_json, to_training_rows
 from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
-from chatapp.prompting.calls import DEEPEST
 from chatapp.prompting.messages import Call
+from chatapp.prompting.thoughts_and_calls import DEEPEST
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend \u2028"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": HOSTILE}]

@@ -20,8 +20,7 @@ from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.description import describe
 from chatapp.engine.models.loading import load_model
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
-from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
+from chatapp.engine.tokenizers import BPETokenizer, TransformersTokenizer
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 

@@ -11,7 +11,7 @@ from tiny_finetune import CHATML
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
+from chatapp.engine.tokenizers import TransformersTokenizer
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message
 from chatapp.prompting.template import CHAT

@@ -6,7 +6,7 @@ from fakes import WordTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
+from chatapp.engine.tokenizers import BPETokenizer
 from chatapp.prompting.messages import Message, Segment, text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, TEMPLATES
 from finetune.data.corpus import train_tokenizer

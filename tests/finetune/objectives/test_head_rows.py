@@ -7,7 +7,7 @@ import tiny_finetune as tiny
 
 from chatapp.engine.backends.head import HeadSpec
 from chatapp.engine.files.model_files import TokenizerFiles
-from chatapp.engine.tokenizers.byte_level import load_tokenizer
+from chatapp.engine.tokenizers import load_tokenizer
 from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError
 from finetune.data.formats import Labelled

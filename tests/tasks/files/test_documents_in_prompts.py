@@ -2,8 +2,8 @@
 
 import pytest
 
-from chatapp.prompting.messages import Segment
-from chatapp.tasks.files.documents import DocumentsError, DocumentSet, set_apart
+from chatapp.prompting.messages import Segment, set_apart
+from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 
 PASSAGES = ("one\n\n", "two\n\n")
 

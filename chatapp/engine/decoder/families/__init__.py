@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chatapp.engine.decoder.families.architecture import Architecture
+from chatapp.engine.decoder.families.architecture import Architecture, Checkpoint, Family
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Checkpoint, Family
 from chatapp.engine.decoder.families.gemma import GEMMA, GEMMA2, GEMMA3
 from chatapp.engine.decoder.families.gpt2 import GPT2
 from chatapp.engine.decoder.families.gpt_neox import GPT_NEOX

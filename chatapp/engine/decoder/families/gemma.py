@@ -14,9 +14,8 @@ is a gelu.
 from dataclasses import replace
 
 from chatapp.engine.decoder.families import gguf_row, llama
-from chatapp.engine.decoder.families.architecture import Architecture, Attention
+from chatapp.engine.decoder.families.architecture import Architecture, Attention, Checkpoint, Family
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Checkpoint, Family
 from chatapp.engine.decoder.families.gguf_row import Config, GGUFRow, Keys, shifted_norms
 from chatapp.engine.decoder.families.rotary import read_rotary
 

@@ -8,9 +8,14 @@ With token embedding E, position embedding P and L blocks:
     logits = norm(x) Eᵀ                                       or an own output matrix
 """
 
-from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
+from chatapp.engine.decoder.families.architecture import (
+    ACTIVATIONS,
+    Architecture,
+    Attention,
+    Checkpoint,
+    Family,
+)
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Checkpoint, Family
 from chatapp.engine.decoder.families.gguf_row import Config, GGUFRow, TensorChange
 
 _DEFAULTS = {

@@ -16,10 +16,11 @@ from chatapp.engine.decoder.families.architecture import (
     ACTIVATIONS,
     Architecture,
     Attention,
+    Checkpoint,
+    Family,
     WeightPart,
 )
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Checkpoint, Family
 from chatapp.engine.decoder.families.gguf_row import (
     BASE,
     SIZES,

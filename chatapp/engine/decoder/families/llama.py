@@ -15,9 +15,14 @@ Mistral (Jiang et al. 2023) is a Llama in which a token may see only the last to
 from dataclasses import replace
 
 from chatapp.engine.decoder.families import gguf_row
-from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
+from chatapp.engine.decoder.families.architecture import (
+    ACTIVATIONS,
+    Architecture,
+    Attention,
+    Checkpoint,
+    Family,
+)
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Checkpoint, Family
 from chatapp.engine.decoder.families.gguf_row import Config, GGUFRow, Keys, TensorChange
 from chatapp.engine.decoder.families.rotary import Rotary, read_rotary
 

@@ -6,9 +6,8 @@ Qwen3 (Yang et al. 2025): Llama that normalizes each head's queries and keys bef
 from dataclasses import replace
 
 from chatapp.engine.decoder.families import gguf_row, llama
-from chatapp.engine.decoder.families.architecture import Architecture
+from chatapp.engine.decoder.families.architecture import Architecture, Checkpoint, Family
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Checkpoint, Family
 from chatapp.engine.decoder.families.gguf_row import GGUFRow
 
 DEFAULTS = llama.DEFAULTS | {

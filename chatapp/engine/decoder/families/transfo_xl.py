@@ -15,9 +15,8 @@ adaptive softmax, shared biases or a growing window, are refused.
 
 import math
 
-from chatapp.engine.decoder.families.architecture import Architecture, Attention
+from chatapp.engine.decoder.families.architecture import Architecture, Attention, Checkpoint
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Checkpoint
 
 LONGEST = 4096
 """Tokens of a text in a chat: the model has no limit of its own, but caches do."""

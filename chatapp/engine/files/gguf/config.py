@@ -4,7 +4,7 @@ from typing import Any
 
 from chatapp.common.userfiles import shown, suggestion
 from chatapp.engine.decoder.families import FAMILIES, family_in_gguf
-from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.architecture import Family
 from chatapp.engine.decoder.families.gguf_row import (
     ARCHITECTURE,
     Config,

@@ -1,18 +1,106 @@
-"""How a model calls a tool in its text: the patterns of models, and a reply without its calls.
+"""What a model's text holds beside its reply: a thought before it and calls of tools within, which
+are known by the marks of models and split from it.
 
-Invariant: however a reply is cut into pieces, the output is the reply up to the end of its first
-call. Text that turns out to be no call comes out unchanged, and a character that may still belong
-to a call is held back.
+Invariant: however a reply is cut into pieces, the thought, the reply up to the end of its first
+call, and that call come out alike. Text that turns out to be no call comes out unchanged, and a
+character that may still belong to a mark or a call is held back.
 """
 
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.prompting.messages import Call, CallPattern, InlineCalls, JSONCalls, Requested, Segment
-from chatapp.prompting.thinking import possible_start
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The texts before and after a thought."""
+
+    begin: str
+    end: str
+
+
+_KNOWN = (
+    Marks("<think>", "</think>"),
+    Marks("<thinking>", "</thinking>"),
+    Marks("<seed:think>", "</seed:think>"),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
+
+def marks_in(template: str, special: Collection[str]) -> Marks | None:
+    """The marks that a chat template writes or looks for, or that are special tokens."""
+    return next(
+        (
+            marks
+            for marks in _KNOWN
+            if marks.end in template or (marks.begin in special and marks.end in special)
+        ),
+        None,
+    )
+
+
+def ends_in_thought(segments: Sequence[Segment], marks: Marks) -> bool:
+    """Whether a prompt ends within a thought that it or its template has begun."""
+    tail = ""
+    for segment in reversed(segments):
+        if segment.kind not in ("marker", "special", "thinking"):
+            break
+        tail = segment.text + tail
+    return tail.rfind(marks.begin) > tail.rfind(marks.end)
+
+
+class ThoughtFilter:
+    """Splits text into thoughts and reply.
+
+    is_open: whether the prompt has already begun the thought.
+    """
+
+    def __init__(self, marks: Marks, *, is_open: bool = False) -> None:
+        self._marks = marks
+        self._held = ""
+        self._phase: Literal["begin", "thinking", "saying"] = "thinking" if is_open else "begin"
+
+    def push(self, text: str) -> tuple[str | None, str]:
+        """The text that certainly belongs to the thought, and to the reply, once `text` is added.
+
+        The thought is None where no part of `text` belongs to one.
+        """
+        self._held += text
+        if self._phase == "begin":
+            start = self._held.lstrip()
+            if start.startswith(self._marks.begin):
+                self._phase, self._held = "thinking", start[len(self._marks.begin) :]
+            elif self._marks.begin.startswith(start):
+                return None, ""
+            else:
+                self._phase = "saying"
+        thought: str | None = None
+        if self._phase == "thinking":
+            thought, mark, rest = self._held.partition(self._marks.end)
+            if not mark:
+                self._held = possible_start(thought, self._marks.end)
+                return thought.removesuffix(self._held), ""
+            self._phase, self._held = "saying", rest
+        reply, self._held = self._held, ""
+        return thought, reply
+
+    def flush(self) -> tuple[str | None, str]:
+        """The text held back so far, at the end of the reply."""
+        held, self._held = self._held, ""
+        return (held, "") if self._phase == "thinking" else (None, held)
+
+
+def possible_start(text: str, mark: str) -> str:
+    """The longest end of a text that may be the beginning of a mark."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((mark[:size] for size in sizes if text.endswith(mark[:size])), "")
+
 
 _LONGEST = 100_000
 """Characters of a call; anything longer is text."""
@@ -21,7 +109,6 @@ DEEPEST = 100
 """Nested lists and objects in the arguments of a call. Deeper ones are no call, because Python
 stores and prints them by recursion.
 """
-
 
 HERMES = JSONCalls("<tool_call>")
 MISTRAL = JSONCalls("[TOOL_CALLS]")

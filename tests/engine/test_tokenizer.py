@@ -14,14 +14,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import TokenizerFiles
-from chatapp.engine.tokenizers.byte_level import (
+from chatapp.engine.tokenizers import (
     PLAIN_CLASSES,
     BPETokenizer,
     NotByteLevel,
     load_plain_tokenizer,
     load_tokenizer,
+    open_tokenizer,
 )
-from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
 
 
 @pytest.fixture(scope="module")
