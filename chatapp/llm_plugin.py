@@ -4,6 +4,7 @@
 is imported here before a reply is wanted.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -53,7 +54,7 @@ class ChatModel(llm.Model):  # type: ignore[misc]
 
     def _reply(self, prompt: Any, response: Any) -> Iterator[str]:
         from chatapp.common.parameters import seeded
-        from chatapp.dialogue.events import Options
+        from chatapp.dialogue.events import Options, PromptWritten
         from chatapp.dialogue.turn import Trimmer, turn
         from chatapp.dialogue.writers.choosing import choose_template, writer_for
         from chatapp.dialogue.writers.prompt import with_constraint
@@ -72,6 +73,11 @@ class ChatModel(llm.Model):  # type: ignore[misc]
         )
         trimmer = Trimmer()
         for event in turn(model, writer_for(model, template), exchanges, options):
+            if isinstance(event, PromptWritten) and event.prompt.dropped:
+                lost = exchanges[: event.prompt.dropped]
+                count = sum(1 + (exchange.reply is not None) for exchange in lost)
+                response.response_json = {"left_out": count}  # `llm logs` has it
+                print(f"messages out of context: {count}", file=sys.stderr)
             if isinstance(event, Finished):
                 response.set_usage(input=event.prompt_tokens, output=event.reply_tokens)
                 if event.reason == "error":

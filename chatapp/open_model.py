@@ -7,6 +7,7 @@ use the same functions, so that a notebook shows what a terminal shows.
 import json
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -200,11 +201,15 @@ class OpenModel:
 class Reply:
     """A reply as it is drawn: iterate over its tokens, each with its `probability`; `str` draws
     what is left. Leaving the loop ends the reply, and keeps its text so far.
+
+    left_out: the chat's oldest messages that its prompt has no room for, once it has begun; a
+    warning says so, too.
     """
 
     def __init__(self, chat: "OpenChat", text: str) -> None:
         self._chat, self._events = chat, chat.session.say(text)
         self._id: int | None = None
+        self.left_out = 0
         self.tokens: list[Token] = []
         self.finished: Finished | None = None
 
@@ -218,7 +223,9 @@ class Reply:
                 elif isinstance(event, Finished):
                     self.finished = event
                 elif isinstance(event, Started):
-                    self._id = event.message.id
+                    self._id, self.left_out = event.message.id, event.dropped
+                    if event.dropped:
+                        warnings.warn(f"messages out of context: {event.dropped}", stacklevel=2)
         finally:
             self._events.close()  # type: ignore[attr-defined]
 

@@ -108,6 +108,14 @@ def test_a_reply_that_is_left_keeps_its_text_and_the_next_one_finishes_the_last(
         assert chat.inspect().tokens().reading
 
 
+def test_messages_that_the_window_has_no_room_for_are_counted(model):
+    with model.chat(max_tokens=2) as chat:
+        str(chat.say("word " * 600))
+        with pytest.warns(UserWarning, match="messages out of context: 2"):
+            assert str(reply := chat.say("word " * 600))
+    assert reply.left_out == 2
+
+
 def test_a_stored_chat_goes_on_in_the_store(model):
     from chatapp.common.paths import database_path
     from chatapp.dialogue.chat import Chat

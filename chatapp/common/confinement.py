@@ -90,7 +90,9 @@ def _refuse_files(libc: ctypes.CDLL, folder: str | None) -> None:
     rules = libc.syscall(_CREATE_RULESET, struct.pack("Q", handled), 8, 0)
     paths = [(path, _READ | _WRITE_FILE) for path in _DEVICES]
     if folder is not None:
-        python = {sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path)}
+        # Not all of sys.path, where `python -m chatapp` puts the folder that you are in.
+        packages = [path for path in sys.path if path.endswith("-packages")]
+        python = {sys.prefix, sys.base_prefix, *packages}
         paths += [(folder, everything), *((path, _READ) for path in (*_SYSTEM, *python))]
     for path, rights in paths:
         with suppress(OSError):  # it is not there

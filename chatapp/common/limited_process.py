@@ -77,6 +77,14 @@ def python_command(module: str, function: str, *arguments: object) -> tuple[str,
     return sys.executable, "-P", "-c", f"{code}; {function}(*{arguments!r})"
 
 
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of ours. No file in the current folder can replace one of
+    ours, unless this program runs from that folder itself.
+    """
+    safe = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
+    return [sys.executable, *safe, "-m", module, *arguments]
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """command: the program and its arguments. folder: its working directory. environment: the names

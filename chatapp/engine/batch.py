@@ -12,6 +12,7 @@ except between two equally good ones. In int8 an activation may then be rounded 
 text can differ occasionally.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, islice
@@ -33,8 +34,9 @@ MOST_AT_ONCE = 8
 MOST_BYTES = 2**30
 """For these keys and values, and never more than half of the free memory."""
 
-MOST_READ = 256
-"""New tokens of a prompt that are read between two steps."""
+MOST_READ, _LEAST_READ, _PART_SECONDS = 256, 16, 0.25
+"""New tokens of a prompt that are read between two steps: half as many after a part that took
+longer, as it does late in a long prompt; else twice as many."""
 
 Numbered = tuple[int, Event]
 
@@ -53,6 +55,10 @@ class DecoderModel(LanguageModel, Protocol):
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int, KeyValueCache]:
         """Logits (vocabulary,) after a prompt, the number of its cached tokens, and its cache."""
+        ...
+
+    def keep(self, caches: Sequence[KeyValueCache]) -> None:
+        """Let no other prompt take the place of these, and of these alone."""
         ...
 
     def known(self, ids: Sequence[int]) -> int:
@@ -97,9 +103,11 @@ class Batch:
         self._limit = min(MOST_BYTES, machine_memory().available // 2) if limit is None else limit
         # One for each row of the cache, with its number; ended ones leave before the next step.
         self._members: list[tuple[int, Continuation]] = []
-        self._reading: deque[tuple[int, Continuation]] = deque()
+        self._reading: dict[int, tuple[Continuation, KeyValueCache]] = {}  # the oldest first
+        self._parts = count()
         self._cache: RowCache | None = None
-        self._position = 1  # bytes of one position
+        self._position = model.decoder.new_cache().bytes_per_position
+        self._part = MOST_READ
 
     @property
     def is_empty(self) -> bool:
@@ -107,16 +115,18 @@ class Batch:
         return not self._active()
 
     def _active(self) -> list[Continuation]:
-        return [reply for _, reply in (*self._members, *self._reading) if not reply.has_ended]
+        replies = [reply for _, reply in self._members]
+        replies += [reply for reply, _ in self._reading.values()]
+        return [reply for reply in replies if not reply.has_ended]
 
     def has_room(self, request: Request) -> bool:
         """Whether a request can join now."""
         active, cache = self._active(), self._cache
-        if cache is None or not active:
-            return not active
+        if not active:
+            return True
         longest = len(request.ids) + len(request.forced) + request.sampling.max_tokens
         needed = max(self._positions(longest), *(self._positions(r.longest) for r in active))
-        is_small = needed <= cache.positions and len(active) < cache.rows
+        is_small = cache is not None and needed <= cache.positions and len(active) < cache.rows
         return is_small or len(active) < self._shape(needed)[0]
 
     @torch.inference_mode()
@@ -130,23 +140,26 @@ class Batch:
         if reply.has_ended:
             return forced
         reply.reused = -1
-        return [*forced, *self._read(number, reply)]
+        return [*forced, *self._read(number, reply, MOST_READ)]
 
-    def _read(self, number: int, reply: Continuation) -> list[Numbered]:
-        """Read a prompt, or its next part; draw the first token after the last."""
+    def _read(self, number: int, reply: Continuation, most: int) -> list[Numbered]:
+        """Read a prompt, or at most so many more tokens; draw the first token after the last."""
         try:
             reply.raise_if_cancelled()
+            began = time.perf_counter()
             with self._model.lock:
-                until = self._model.known(reply.sequence) + MOST_READ
+                until = self._model.known(reply.sequence) + most
                 logits, reused, cache = self._model.read(
                     reply.sequence[:until], reply.raise_if_cancelled
                 )
-                is_begun = reply.reused >= 0
-                reply.reused = reply.reused if is_begun else reused
+                reply.reused = reused if reply.reused < 0 else reply.reused
                 if until < len(reply.sequence):
-                    keep = self._reading.appendleft if is_begun else self._reading.append
-                    keep((number, reply))
+                    is_slow = time.perf_counter() - began > _PART_SECONDS
+                    part = self._part // 2 if is_slow else 2 * self._part
+                    self._part = min(MOST_READ, max(_LEAST_READ, part))
+                    self._reading[number] = reply, cache
                     return []
+                self._reading.pop(number, None)
                 self._admit(number, reply, cache)
                 self._model.lock.compute_alone()
                 drawn = reply.draw(logits)
@@ -156,11 +169,15 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Numbered]:
-        """Draw one more token of each, and read a part of the first prompt that is not read."""
+        """Draw one more token of each, and read a part of a prompt that is not read: in turns, of
+        the oldest, and of the one with the least to read."""
         read: list[Numbered] = []
-        if self._reading:
-            number, reply = self._reading.popleft()
-            read = [] if reply.has_ended else self._read(number, reply)
+        going_on = {n: pair for n, pair in self._reading.items() if not pair[0].has_ended}
+        self._reading = going_on
+        if going_on:
+            number = min(going_on, key=self._left) if next(self._parts) % 2 else min(going_on)
+            read = self._read(number, going_on[number][0], self._part)
+        self._model.keep([cache for _, cache in self._reading.values()])
         self._let_go()
         if self._cache is None or not self._members:
             return read
@@ -184,9 +201,15 @@ class Batch:
             )
         ]
 
+    def _left(self, number: int) -> int:
+        """The tokens of a prompt that are not read yet."""
+        reply, cache = self._reading[number]
+        return len(reply.sequence) - len(cache)
+
     def leave(self, number: int) -> None:
         """Remove a sequence that nobody wants any more, if it is active."""
-        for other, reply in (*self._members, *self._reading):
+        reading = [(other, reply) for other, (reply, _) in self._reading.items()]
+        for other, reply in (*self._members, *reading):
             if other == number:
                 reply.has_ended = True
 
@@ -223,7 +246,6 @@ class Batch:
             return
         self._let_go()
         needed = max([needed, *(self._positions(other.longest) for other in members)])
-        self._position = like.bytes_per_position
         self._cache = RowCache(like, *self._shape(needed))
         if held is not None and members:
             self._cache.copy(held)

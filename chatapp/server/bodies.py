@@ -44,9 +44,8 @@ KEYS: dict[str, dict[Standing, str]] = {
         "supported": f"{_WRITING} logprobs max_completion_tokens messages response_format "
         "tool_choice tools top_logprobs",
         "ignored": "metadata parallel_tool_calls prediction prompt_cache_key "
-        "prompt_cache_retention safety_identifier service_tier store user",
-        "refused": "audio function_call functions modalities reasoning_effort verbosity "
-        "web_search_options",
+        "prompt_cache_retention reasoning_effort safety_identifier service_tier store user",
+        "refused": "audio function_call functions modalities verbosity web_search_options",
     },
     "/embeddings": {
         "supported": "encoding_format input model",
@@ -62,7 +61,8 @@ _OTHERS = (
 )
 """Keys of other servers that would change a text."""
 
-_HARMLESS = {"modalities": ["text"], "function_call": "none", "length_penalty": 1, "typical_p": 1}
+_HARMLESS: dict[str, Any] = {"modalities": ["text"], "function_call": "none", "verbosity": "medium"}
+_HARMLESS |= {"length_penalty": 1, "typical_p": 1}
 """Values of refused keys that change nothing, beside null, zero and what is empty."""
 
 
@@ -268,7 +268,8 @@ class TemplateSwitches(Known):
 
 
 class ChatBody(Writing):
-    """A chat to be replied to. chat_template_kwargs: as in vLLM.
+    """A chat to be replied to. chat_template_kwargs: as in vLLM. reasoning_effort: "none" is no
+    thought, anything else one, where the template has a switch that is not set; ignored elsewhere.
 
     A last message of the assistant is continued, as by vLLM's `continue_final_message`; the answer
     has the rest alone.
@@ -283,6 +284,7 @@ class ChatBody(Writing):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: TemplateSwitches | None = None
+    reasoning_effort: str | None = None
 
     @property
     def is_call_required(self) -> bool:

@@ -181,8 +181,11 @@ def chat_prompt(
     Raises BadRequestError, MessageTooLong, ValueError for a template without the wanted switch.
     """
     switches = body.chat_template_kwargs
-    if switches is not None and switches.enable_thinking is not None:
-        template = with_thinking(model, template, switches.enable_thinking)
+    thinks = None if switches is None else switches.enable_thinking
+    if thinks is None and body.reasoning_effort and template.switch:
+        thinks = body.reasoning_effort != "none"
+    if thinks is not None:
+        template = with_thinking(model, template, thinks)
     writer = writer_for(model, template)
     definitions = [_definition(tool) for tool in _wanted_tools(body)]
     names = [definition["function"]["name"] for definition in definitions]

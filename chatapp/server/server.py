@@ -222,11 +222,11 @@ class Server:
                     "only programs on this machine may look inside the model or change it; "
                     "`chatapp api --inside` lets in others",
                 )
-            headers = {}
-            if ignored := await asyncio.to_thread(_names, bodies.ignored_keys(body)):
+            service, headers = self._service(body.model), {}
+            if ignored := await asyncio.to_thread(_names, service.ignored_keys(body)):
                 headers[_IGNORED] = ignored
                 _log.info("%s: ignored keys: %s", path, ignored)
-            answer = await self._service(body.model).answer(body)
+            answer = await service.answer(body)
             if isinstance(answer, AsyncGenerator):
                 return await _streamed(request, answer, headers)
             headers |= _loss(request, answer)

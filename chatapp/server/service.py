@@ -39,6 +39,7 @@ from chatapp.server.bodies import (
     InspectBody,
     TokenizeBody,
     Writing,
+    ignored_keys,
 )
 from chatapp.server.inspecting import inspect
 from chatapp.server.prompts import (
@@ -102,6 +103,13 @@ class Service:
         for queue in (self._compiler, self._viewer):
             queue.shutdown(wait=False, cancel_futures=True)
         self.worker.close()
+
+    def ignored_keys(self, body: Body) -> list[str]:
+        """The keys of a request that change nothing here; see `bodies.ignored_keys`."""
+        names = ignored_keys(body)
+        if getattr(body, "reasoning_effort", None) and not self._template.switch:
+            names.append("reasoning_effort")
+        return names
 
     async def answer(self, body: Body) -> Document | AsyncGenerator[Document]:
         """The answer to a request, or the chunks of its stream."""

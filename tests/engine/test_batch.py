@@ -272,6 +272,30 @@ def test_a_long_prompt_holds_up_no_reply(local, monkeypatch):
     assert_as_alone(local, requests)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_prompts_that_keep_coming_undo_no_part_of_a_long_one(local, monkeypatch, is_first):
+    monkeypatch.setattr(batch, "MOST_READ", 8)
+    many, long = Batch(local, 8), [*range(1, 61)]
+    monkeypatch.setattr(local._pool, "_limit", 20 * many._position)
+    short, medium = (
+        Request([*range(100, 100 + n)], replace(GREEDY, max_tokens=1)) for n in (5, 20)
+    )
+    if not is_first:
+        many.join(0, short)
+    many.join(1, Request(long, GREEDY))
+    begun = []
+    for number in range(2, 14):
+        joined = medium if number == 2 else replace(short, ids=[number, *short.ids])
+        assert many.has_room(joined)
+        begun += [number for number, _ in many.join(number, joined) + many.step()]
+    assert begun.index(2) < begun.index(1) < len(begun) - 1
+    monkeypatch.setattr(batch, "_PART_SECONDS", -1.0)  # each part takes too long
+    monkeypatch.setattr(batch, "_LEAST_READ", 4)
+    many.join(14, Request(long[::-1], GREEDY))
+    many.step()
+    assert local.known(long[::-1]) == 12
+
+
 def test_a_longer_request_need_not_wait_until_all_others_have_ended(local):
     position = local.decoder.new_cache().bytes_per_position
     many = Batch(local, most=8, limit=8 * 20 * position)

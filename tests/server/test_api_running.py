@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 
+import httpx2
 import pytest
 from api_server import on_a_thread
 from completions_server import closed_port
@@ -228,11 +229,14 @@ def test_ask_gets_thoughts_and_the_switch_for_them(tmp_path):
     with on_a_thread(model, template=choose_template(model, "")) as address:
         events = events_of_ask(address, ServedQuestion("Hi", None, "", None), sampling)
         events_of_ask(address, ServedQuestion("Hi", "Be brief.", "", False), sampling)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "none"}
+        answer = httpx2.post(f"{address}/v1/chat/completions", json=body)
+    assert "X-Ignored-Keys" not in answer.headers
+    assert all(prompt.endswith("<think>\n\n</think>\n\n") for prompt in model.prompts[1:])
     assert "".join(event.text for event in events) == "Hello you!"
     assert "".join(event.thought or "" for event in events) == "\nThey greet me.\n"
     assert sum(event.thought is not None for event in events) == 7  # its tokens
     assert "Be brief." in model.prompts[1]
-    assert model.prompts[1].endswith("<think>\n\n</think>\n\n")
 
 
 def test_ask_hears_why_a_reply_ended(local):

@@ -226,6 +226,7 @@ def _start_in_background() -> None:
 
     Raises UserError if a server runs already, typer.Exit if this one cannot start.
     """
+    from chatapp.common.limited_process import module_command
     from chatapp.common.paths import log_dir
     from chatapp.engine.models import running
 
@@ -237,7 +238,7 @@ def _start_in_background() -> None:
     alone = {"creationflags": 8} if os.name == "nt" else {"start_new_session": True}  # DETACHED
     with open_own(log, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "chatapp", *arguments],
+            module_command("chatapp", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -1,15 +1,14 @@
 """`chatapp serve`: the chat in a browser."""
 
-import os
 import shlex
 import socket
-import sys
 from typing import Annotated
 
 import typer
 
 from chatapp.commands import options as shared
 from chatapp.commands.console import complain
+from chatapp.common.limited_process import module_command
 from chatapp.common.userfiles import UserError
 
 _FAILED = 1
@@ -44,9 +43,7 @@ def serve(
         )
     options = {"model": model, "template": template, "precision": precision}
     load_settings(options)  # reports errors here, not in every tab
-    # Unless it runs from this folder itself, no module in this folder can replace one of ours.
-    safe = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
-    command = [sys.executable, *safe, "-m", "chatapp", *(["--continue"] if last else [])]
+    command = module_command("chatapp", *(["--continue"] if last else []))
     for name, value in options.items():
         command += [f"--{name}={value}"] if value is not None else []
 

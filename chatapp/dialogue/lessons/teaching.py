@@ -73,7 +73,8 @@ class Workshop:
         """Train into a draft folder, so that an interrupted training leaves no model."""
         draft = place / "draft"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "finetune", "train", config.name, f"output={draft}"],
+            # -P: no module in the lesson's folder can replace one of ours.
+            [sys.executable, "-P", "-m", "finetune", "train", config.name, f"output={draft}"],
             cwd=config.parent,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

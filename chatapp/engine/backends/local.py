@@ -187,6 +187,10 @@ class LocalModel(LocalGenerator):
         self._read_last = tokens, logits
         return logits, max(0, reused - len(self.start)), self._cache
 
+    def keep(self, caches: Sequence[KeyValueCache]) -> None:
+        """See `CachePool.kept`."""
+        self._pool.kept = caches
+
     def known(self, ids: Sequence[int]) -> int:
         """How many of the first tokens of a prompt are cached."""
         return max(0, self._pool.known([*self.start, *ids]) - len(self.start))

@@ -159,12 +159,14 @@ _SHORT = 32
 class CachePool:
     """Caches of the most recent texts, within a common limit.
 
-    limit: bytes. A single cache may exceed it.
+    limit: bytes. A single cache may exceed it. kept: those that no other text takes the place of,
+    because more of their prompts is to be read; they may exceed it as well.
     """
 
     def __init__(self, new: Callable[[], KeyValueCache], limit: int) -> None:
         self._new = new
         self._limit = limit
+        self.kept: Sequence[KeyValueCache] = ()
         self._caches: list[KeyValueCache] = []  # the most recent one at the end
 
     def known(self, ids: Sequence[int]) -> int:
@@ -182,7 +184,8 @@ class CachePool:
             size = min(common_prefix(cache.ids, ids), len(ids) - 1)
             if best is None or size > shared:
                 shared, best = size, cache
-        if best is None or len(best) - shared > max(shared, _SHORT):
+        most = 0 if best in self.kept else max(shared, _SHORT)
+        if best is None or len(best) - shared > most:
             cache = self._spare(keep=best)
             if best is not None and cache is not best:
                 cache.copy(best, shared)
@@ -190,8 +193,9 @@ class CachePool:
         if best in self._caches:
             self._caches.remove(best)
         self._caches.append(best)
-        while len(self._caches) > 1 and self._bytes() > self._limit:
-            del self._caches[0]
+        others = [cache for cache in self._caches[:-1] if cache not in self.kept]
+        while others and self._bytes() > self._limit:
+            self._caches.remove(others.pop(0))
         return best, best.rewind(ids)
 
     def clear(self) -> None:
@@ -206,7 +210,8 @@ class CachePool:
         largest = max((cache.bytes for cache in self._caches), default=0)
         if len(self._caches) < _MAX_TEXTS and self._bytes() + largest <= self._limit:
             return self._new()
-        unused = next((cache for cache in self._caches if cache is not keep), keep)
+        usable = [*(cache for cache in self._caches if cache is not keep), keep]
+        unused = next((cache for cache in usable if cache not in self.kept), None)
         # An empty cache has length 0, and would count as none.
         return self._new() if unused is None else unused
 

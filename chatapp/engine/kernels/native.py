@@ -190,7 +190,7 @@ def compiler() -> list[str]:
             return name.split()
     if find_spec("ziglang") is not None:
         # By itself it compiles for the processor it runs on, and keeps what debuggers need.
-        return [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline", "-s"]
+        return [sys.executable, "-P", "-m", "ziglang", "cc", "-mcpu=baseline", "-s"]
     raise FileNotFoundError("there is no C compiler (cc, gcc, clang or the package ziglang)")
 
 

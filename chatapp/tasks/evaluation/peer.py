@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.foreign import parse_json
+from chatapp.common.limited_process import module_command
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def llama_cpp(files: "ModelFiles", precision: str, threads: int) -> Iterator[Pee
         write_gguf(files, path, kind, {}, lambda _, __: None)
         try:
             for count in sorted({1, threads}):
-                command = [sys.executable, "-m", __name__, str(path), str(count)]
+                command = module_command(__name__, str(path), str(count))
                 processes.append(
                     subprocess.Popen(
                         command,

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
@@ -17,6 +16,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from chatapp.common.foreign import parse_json, printable
+from chatapp.common.limited_process import module_command
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog
 
@@ -143,7 +143,7 @@ class CommandScreen(Dialog[str | None]):
 
 def trace_command(run: Path, reply: str) -> list[str]:
     """The command that looks for a reply in the training files of a run."""
-    return [sys.executable, "-m", "finetune", "trace", str(run), f"--reply={reply}", "--json"]
+    return module_command("finetune", "trace", str(run), f"--reply={reply}", "--json")
 
 
 class TraceScreen(CommandScreen):
@@ -175,7 +175,7 @@ def _copies(document: dict[str, Any]) -> Content:
 
 def command(model: str) -> list[str]:
     """The command that trains a model on the feedback in all chats."""
-    return [sys.executable, "-m", "finetune", "feedback", "--model", model]
+    return module_command("finetune", "feedback", "--model", model)
 
 
 class LearnScreen(CommandScreen):

@@ -138,9 +138,10 @@ HAS_LANDLOCK = sys.platform == "linux" and ctypes.CDLL(None).syscall(444, None, 
         "import os; os.mkdir(os.path.dirname(OWN) + '/new')",
     ],
 )
-def test_it_reaches_no_file_of_its_user(code, tmp_path):
+def test_it_reaches_no_file_of_its_user(code, tmp_path, monkeypatch):
     own = tmp_path / "own.txt"
     own.write_text("mine")
+    monkeypatch.syspath_prepend(tmp_path)  # as `python -m` does
     assert re.search(
         "PermissionError|cross-device", outcome(code.replace("OWN", repr(str(own)))).text
     )

@@ -92,5 +92,5 @@ def test_zig_compiles_for_any_processor_of_its_kind(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(native, "find_spec", lambda name: name == "ziglang")
     command = native.compiler()
-    assert command[:4] == [sys.executable, "-m", "ziglang", "cc"]
+    assert command[:5] == [sys.executable, "-P", "-m", "ziglang", "cc"]
     assert "-mcpu=baseline" in command
