@@ -27,6 +27,8 @@ from chatapp.engine.errors import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.files.model_files import ModelFiles, read_generation_config
 from chatapp.engine.kernels.machine import ComputeLock
+from chatapp.engine.kernels.native import SamplingStruct
+from chatapp.engine.kernels.native_layers import Written
 from chatapp.engine.model import (
     NO_TOKEN,
     ContextOverflow,
@@ -123,6 +125,25 @@ class Continuation:
         """Whether no token has been drawn."""
         return len(self.sequence) == self._undrawn
 
+    def begin_natively(self, vocabulary: int, most: int) -> SamplingStruct | None:
+        """What the kernels draw its next tokens by, at most `most`, which fit into the reply; None
+        where each has to be looked at, or its logits are changed. Then comes `end_natively`.
+        """
+        is_watched = self._matcher is not None or self._top or self.interventions
+        if self.is_unbegun or self.has_ended or is_watched:
+            return None
+        return self._sampler.begin_natively(self.sequence, vocabulary, self._ends, most)
+
+    def end_natively(self, written: Written) -> list[Drawn]:
+        """What the kernels have drawn."""
+        self._sampler.end_natively(len(written))
+        return [Drawn(id, logprob, ()) for id, logprob in written]
+
+    @property
+    def room(self) -> int:
+        """How many tokens can still be drawn."""
+        return min(self._limit, self._context) - len(self.sequence)
+
     @property
     def longest(self) -> int:
         """The most tokens of prompt and reply."""
@@ -159,7 +180,7 @@ class Continuation:
         Raises RuntimeError for logits that are NaN or infinite, and for a constraint that takes too
         much work.
         """
-        normaliser = float(logits.logsumexp(0))
+        normaliser = self._sampler.normaliser(logits)
         if not math.isfinite(normaliser):
             raise RuntimeError("its weights produce logits that are not finite")
         id, is_forced, forbidden = self._choose(logits, normaliser)
@@ -184,8 +205,7 @@ class Continuation:
         is_forced = allowed.only is not None
         id = self._sampler.draw(left, self.sequence) if allowed.only is None else allowed.only
         if not is_forced and id not in self._ends:
-            after = min(self._limit, self._context) - len(self.sequence)
-            wanted, id = id, self._matcher.in_time(id, after)
+            wanted, id = id, self._matcher.in_time(id, self.room)
             is_forced = id != wanted
             self._is_closed_early |= is_forced
             within = within if id == wanted else math.exp(float(logits[id]) - normaliser)
@@ -222,6 +242,15 @@ class Continuation:
         )
         reason = self._bound()
         return [token] if reason is None else [token, self._end(reason)]
+
+    def add_all(self, drawn: Iterable[Drawn]) -> Iterator[Event]:
+        """The events of tokens that were drawn one after another, as far as the reply goes."""
+        for number, token in enumerate(drawn):
+            if number and self.is_cancelled:
+                yield self.fail(Cancelled())
+            if self.has_ended:
+                return
+            yield from self.add(token)
 
     def fail(self, failure: BaseException) -> Finished:
         """The end, by one of `FAILURES`."""
@@ -334,6 +363,12 @@ class LocalGenerator(ABC):
         ahead: tokens that will follow whatever the logits are, to be computed in the same pass.
         Calls `raise_if_cancelled` about every tenth of a second. The caller holds the lock.
         """
+
+    def write(self, reply: Continuation) -> list[Drawn]:
+        """Several next tokens, drawn in one call; none where the model cannot. The caller holds the
+        lock.
+        """
+        return []
 
     def change(self, interventions: Interventions) -> None:
         """Compute from now on with these; nothing computed with others is used again.
@@ -453,18 +488,22 @@ class LocalGenerator(ABC):
                 with self.lock:
                     self.start_over()
             try:
-                drawn = self._draw(reply)
+                drawn = self._draw(reply, is_alone=is_afresh)
             except FAILURES as failure:
                 yield reply.fail(failure)
             else:
-                yield from reply.add(drawn)
+                yield from reply.add_all(drawn)
 
     @torch.inference_mode()
-    def _draw(self, reply: Continuation) -> Drawn:
-        """Compute and draw one token. Raises one of `FAILURES`."""
+    def _draw(self, reply: Continuation, *, is_alone: bool) -> list[Drawn]:
+        """Compute and draw a token, or several unless it is to be alone. Raises one of
+        `FAILURES`.
+        """
         reply.raise_if_cancelled()
         with self.lock:
             self.change(reply.interventions)
+            if not is_alone and (written := self.write(reply)):
+                return written
             logits, reused = self._next_logits(
                 reply.sequence, reply.raise_if_cancelled, reply.ahead
             )
@@ -472,7 +511,7 @@ class LocalGenerator(ABC):
             drawn = reply.draw(logits)
         if reply.is_unbegun:
             reply.reused = reused
-        return drawn
+        return [drawn]
 
     def _next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()

@@ -5,15 +5,18 @@ remaining tokens in the order of their ids, so the same seed gives the same text
 generated before, and rounding in the last bits of the logits does not reorder anything.
 """
 
+import ctypes
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chatapp.common.parameters import Sampling
+from chatapp.engine.kernels import native
 
 # Smaller temperatures are 0 in float32.
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
@@ -35,10 +38,33 @@ class Sampler:
         self._bias = torch.tensor(list((bias or {}).values()), dtype=torch.float32)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         self._generator = torch.Generator().manual_seed(seed)
+        self._uniforms = np.empty(0)
+        """Numbers that are drawn from the generator and not used yet."""
         self._known = 0
-        self._seen: set[int] = set()
-        self._seen_ids = np.empty(0, np.int64)
+        self._seen = np.empty(0, np.bool_)
         self._following: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+        self._library, self._room = native.kernels().library, np.empty(0, np.float32)
+        self._penalty = np.float32(sampling.repetition_penalty)
+        self._struct = native.SamplingStruct(
+            top_p=sampling.top_p,
+            temperature=sampling.temperature and max(sampling.temperature, _LEAST_TEMPERATURE),
+            min_p=sampling.min_p,
+            penalty=self._penalty,
+            relief=1 / self._penalty,
+            top_k=sampling.top_k,
+        )
+
+    def normaliser(self, logits: Tensor) -> float:
+        """The log of the sum of exp(logits); no finite number where one of them is none."""
+        if self._library is None or logits.dtype != torch.float32 or not logits.is_contiguous():
+            return float(logits.logsumexp(0))
+        room = self._room_for(logits)
+        return float(self._library.log_sum(logits.data_ptr(), len(logits), room))
+
+    def _room_for(self, logits: Tensor) -> int:
+        if len(self._room) != 2 * len(logits):
+            self._room = np.empty(2 * len(logits), np.float32)
+        return self._room.ctypes.data
 
     def draw(self, logits: Tensor, ids: Sequence[int]) -> int:
         """Draw the next token after `ids`, which begin with those of the previous call.
@@ -49,12 +75,57 @@ class Sampler:
         logits = self._penalised(logits, ids)
         if options.temperature == 0:
             return int(logits.numpy().argmax())  # torch takes seven times as long
+        uniform = float(self._coming(1)[0])
+        self._uniforms = self._uniforms[1:]
+        if self._library is not None and logits.dtype == torch.float32 and logits.is_contiguous():
+            of, place, room = ctypes.byref(self._struct), logits.data_ptr(), self._room_for(logits)
+            return int(self._library.draw_token(of, place, len(logits), uniform, room))
         token_ids, probabilities = self._truncated(self._tempered(logits))
-        uniform = float(torch.rand((), dtype=torch.float64, generator=self._generator))
         cumulative = probabilities.double().cumsum(0).numpy()
         index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
         index = min(index, len(cumulative) - 1)
         return index if token_ids is None else int(token_ids[index])
+
+    def _coming(self, count: int) -> NDArray[np.float64]:
+        """The next uniform numbers, at least so many."""
+        more = count - len(self._uniforms)
+        if more > 0:
+            drawn = torch.rand(more, dtype=torch.float64, generator=self._generator).numpy()
+            self._uniforms = np.concatenate((self._uniforms, drawn))
+        return self._uniforms
+
+    def begin_natively(
+        self, ids: Sequence[int], vocabulary: int, ends: Collection[int], most: int
+    ) -> native.SamplingStruct | None:
+        """What the kernels draw the tokens after `ids` by, at most `most`, up to one of `ends`.
+
+        It lasts until the next call of this sampler. None for what only `draw` can do.
+        """
+        options = self._sampling
+        changes = options.no_repeat_ngram, options.frequency_penalty, options.presence_penalty
+        if any(changes) or len(self._bias):
+            return None
+        kept = self._ends = (ctypes.c_int * len(ends))(*ends)
+        struct = native.SamplingStruct.from_buffer_copy(self._struct)
+        struct.ends, struct.end_count = ctypes.addressof(kept), len(ends)
+        if options.temperature:
+            struct.uniforms = self._coming(most).ctypes.data
+        if options.repetition_penalty != 1.0:
+            struct.seen = self._see(ids, vocabulary).ctypes.data
+            self._known = len(ids)
+        return struct
+
+    def end_natively(self, count: int) -> None:
+        """So many tokens were drawn."""
+        if self._sampling.temperature:
+            self._uniforms = self._uniforms[count:]
+
+    def _see(self, ids: Sequence[int], vocabulary: int) -> NDArray[np.bool_]:
+        """Which ids of the vocabulary are among `ids`."""
+        if not len(self._seen):
+            self._seen = np.zeros(vocabulary, np.bool_)
+        self._seen[ids[self._known :]] = True
+        return self._seen
 
     def distribution(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
         """The probability with which `draw` gives each token after `ids`:
@@ -84,14 +155,9 @@ class Sampler:
         logits = logits.clone()
         logits[self._biased] += self._bias
         if options.repetition_penalty != 1.0:
-            fresh = set(ids[self._known :]) - self._seen
-            if fresh:
-                self._seen |= fresh
-                self._seen_ids = np.append(self._seen_ids, list(fresh))
-            values = logits.numpy()[self._seen_ids]  # torch takes ten times as long
-            penalty = np.float32(options.repetition_penalty)
-            values = np.where(values > 0, values / penalty, values * penalty)
-            logits.numpy()[self._seen_ids] = values
+            values, seen = logits.numpy(), self._see(ids, len(logits))  # sooner than by torch
+            factors = np.where(values > 0, 1 / self._penalty, self._penalty)
+            np.multiply(values, factors, out=values, where=seen)
         if counts:
             self._counts.update(ids[max(self._known, self._prompt) :])
             drawn = torch.tensor(list(self._counts), dtype=torch.long)

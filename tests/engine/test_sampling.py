@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers.generation import logits_process as reference
 
+from chatapp.engine.kernels import native
 from chatapp.engine.model import Sampling
 from chatapp.engine.sampling import Sampler
 
@@ -75,7 +76,10 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_draws_are_those_of_a_slow_reference(options):
+@pytest.mark.parametrize("is_native", [True, False])
+def test_draws_are_those_of_a_slow_reference(options, is_native, monkeypatch):
+    if not is_native:
+        monkeypatch.setattr(native, "kernels", lambda: native.Kernels(None, "", ""))
     for seed in range(60):
         sampling = Sampling(**{"temperature": 1.0, "top_p": 1.0, "seed": seed} | options)
         logits = random_logits(seed)
@@ -187,6 +191,13 @@ def test_a_long_ngram_forbids_nothing_in_a_short_text():
     logits = random_logits(0)
     sampling = Sampling(temperature=0, no_repeat_ngram=9)
     assert Sampler(sampling).draw(logits, [int(logits.argmax())] * 3) == int(logits.argmax())
+
+
+def test_the_numbers_of_several_draws_are_those_of_single_ones():
+    for count in (1, 7, 16, 33):
+        sampler, single = (Sampler(Sampling(temperature=1.0, seed=5)) for _ in range(2))
+        expected = [float(single._coming(1)[0]) for _ in range(3) if not single.end_natively(1)]
+        assert sampler._coming(count)[:3].tolist() == expected[:count]
 
 
 def test_seeds():

@@ -19,7 +19,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.weights import kept_weights, read_weights
-from chatapp.engine.generation import CancelCheck, LocalGenerator
+from chatapp.engine.generation import CancelCheck, Continuation, Drawn, LocalGenerator
 from chatapp.engine.kernels.linear import (
     QUANTISED,
     layout,
@@ -28,6 +28,7 @@ from chatapp.engine.kernels.linear import (
     to_bfloat16,
 )
 from chatapp.engine.kernels.machine import device_for
+from chatapp.engine.kernels.native_layers import AHEAD
 from chatapp.engine.model import Generate, PieceTokenizer, Request
 from chatapp.engine.tokenizers import chat_tokenizer
 
@@ -159,6 +160,21 @@ class LocalModel(LocalGenerator):
         logits, reused = self._logits_after([*self.start, *ids], raise_if_cancelled, ahead)
         return logits, max(0, reused - len(self.start))
 
+    def write(self, reply: Continuation) -> list[Drawn]:
+        ids, most = [*self.start, *reply.sequence], min(AHEAD, reply.room)
+        struct = reply.begin_natively(self.vocabulary, most)
+        if struct is None or self._lookup.recall(ids) is not None:
+            return []
+        self._cache, reused = self._pool.take(ids)
+        if len(ids) - reused > 1 or self._guess(ids):
+            return []
+        try:
+            written = self.decoder.write(ids[-1:], self._cache, [struct], most)
+        except BaseException:
+            self.forget()
+            raise
+        return reply.end_natively(written[0]) if written else []
+
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """See `LanguageModel.generate_many`; the sequences share passes, see `batch`."""
         return generate_many(self, requests)
@@ -209,12 +225,9 @@ class LocalModel(LocalGenerator):
             raise_if_cancelled=raise_if_cancelled,
             changes=self._interventions.shifted(len(self.start)),
         )
-        # Guesses help only in decoding: not while a prompt is read, and not on a GPU, where a pass
-        # of several tokens is not recorded and costs as much as many steps.
-        is_decoding = len(ids) - reused == 1 and self.device.type != "cuda"
-        room = self.decoder.architecture.context - len(ids)
-        known_next = list(ahead[:room])
-        guessed = [] if known_next or not is_decoding else self._lookup.guess(ids, room)
+        known_next = list(ahead[: self.decoder.architecture.context - len(ids)])
+        is_decoding = len(ids) - reused == 1
+        guessed = [] if known_next or not is_decoding else self._guess(ids)
         following = known_next or guessed
         if not following:
             return forward(ids[reused:]), reused
@@ -224,6 +237,13 @@ class LocalModel(LocalGenerator):
         logits = forward(whole[len(ids) - 1 :], all_positions=True)
         self._lookup.keep(whole, logits, is_guess=not known_next)
         return logits[0], reused
+
+    def _guess(self, ids: Sequence[int]) -> list[int]:
+        """Tokens that may follow. Guesses help only in decoding: not while a prompt is read, and
+        not on a GPU, where a pass of several tokens costs as much as many steps.
+        """
+        room = self.decoder.architecture.context - len(ids)
+        return [] if self.device.type == "cuda" else self._lookup.guess(ids, room)
 
     def forget(self) -> None:
         self._cache.clear()

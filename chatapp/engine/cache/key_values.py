@@ -267,12 +267,13 @@ class RowCache:
         """Free all rows."""
         self.lengths.clear()
 
-    def begin(self) -> tuple[Tensor, Tensor]:
-        """Make room for one more token in each row.
+    def begin(self, new: int = 1) -> tuple[Tensor, Tensor]:
+        """Make room for more tokens in each row.
 
-        Returns their positions (rows in use,) and those of all keys (keys,).
+        Returns the positions of their first ones (rows in use,) and, up to these, those of all keys
+        (keys,).
         """
-        self._reach(max(self.lengths) + 1)
+        self._reach(max(self.lengths) + new)
         device = self.layers[0].device
         self._rows = torch.arange(len(self.lengths), device=device)
         self._at = torch.tensor(self.lengths, device=device)
@@ -291,9 +292,9 @@ class RowCache:
         keys, values = in_use.unbind(0)
         return keys, values
 
-    def commit(self) -> None:
-        """Record the new tokens, after every layer has been extended."""
-        self.lengths = [length + 1 for length in self.lengths]
+    def commit(self, new: int = 1) -> None:
+        """Record the new tokens of each row, after every layer has been extended."""
+        self.lengths = [length + new for length in self.lengths]
 
     def _write(self, layer: Tensor, row: int, held: Tensor) -> None:
         """held: (2, heads, tokens, head size)."""

@@ -43,7 +43,9 @@ from chatapp.engine.kernels.native_layers import (
     NO_NORM,
     NativeBlocks,
     NativeLinear,
+    NativeWriter,
     TokenRows,
+    Written,
 )
 
 
@@ -221,6 +223,18 @@ class Decoder:
         self._output = linear_layer(output, name.removesuffix(".weight"), self.vocabulary)
         self._native = native_blocks(self.blocks, architecture, self.rotations)
         self._most_native_rows = 0 if self._native is None else self._native.most_rows
+        self._writer = self._native_writer()
+
+    def _native_writer(self) -> NativeWriter | None:
+        a, output = self.architecture, self._output
+        if self._native is None or self._norm is None or a.logit_cap is not None:
+            return None
+        if not isinstance(output, Linear | NativeLinear):
+            return None
+        return NativeWriter(
+            *(self._native, self.token_embedding, a.embedding_scale, self.position_embedding),
+            *(self._norm.struct, output.struct),
+        )
 
     @property
     def norm(self) -> LayerNorm | RMSNorm:
@@ -279,6 +293,7 @@ class Decoder:
             is_plain = masks is None and positions is None and observe is None
             rows = None
             if cache is not None and is_plain:
+                cache.prepare(new)
                 rows = self._native_rows(at, start + new, cache)
             turns = self._turns(at) if rows is None else {}
             is_tree = mask is not None or positions is not None
@@ -337,7 +352,7 @@ class Decoder:
         x = run.observed("embed", x.view(ids.numel(), -1))
         if self._native is not None and run.native is not None:
             self._native.add_to(x, run.native, raise_if_cancelled)
-            return self.normed(x)
+            return self._native.normed(x, self.norm.struct)
         for block in self.blocks[:layer]:
             if raise_if_cancelled is not None:
                 raise_if_cancelled()
@@ -362,9 +377,7 @@ class Decoder:
         """
         if len(at) > self._most_native_rows:
             return None
-        turns = [rotation.kept(at, span) for rotation in self.rotations]
-        if isinstance(cache, KeyValueCache):
-            cache.prepare(len(at))
+        turns = [rotation.kept(span) for rotation in self.rotations]
         is_batch = isinstance(cache, RowCache)
         return TokenRows(at.int(), span, turns, cache.layers, is_batch)
 
@@ -483,6 +496,34 @@ class Decoder:
         )
         cache.commit()
         return self.head(x).cpu()
+
+    @torch.inference_mode()
+    def write(
+        self,
+        last: Sequence[int],
+        cache: KeyValueCache | RowCache,
+        samplings: Sequence[native.SamplingStruct],
+        most: int,
+    ) -> list[Written]:
+        """Tokens drawn after `last`, one for each sequence of a cache, in one call of the kernels;
+        see `NativeWriter.write`. None are where only the pass itself can compute.
+        """
+        if self._writer is None:
+            return []
+        if isinstance(cache, RowCache):
+            at, _ = cache.begin(most)
+        else:
+            at = torch.tensor([len(cache)])
+            cache.prepare(most)
+        rows = self._native_rows(at, int(at.max()) + most, cache)
+        if rows is None:
+            return []
+        written = self._writer.write(last, rows, samplings, most)
+        if isinstance(cache, RowCache):
+            cache.commit(len(written[0]))
+        else:
+            cache.commit([*last, *(id for id, _ in written[0])][: len(written[0])])
+        return written
 
     @torch.inference_mode()
     def unembed(self, states: Tensor) -> Tensor:

@@ -251,16 +251,15 @@ class Rotation:
         cosines, sines = (part[..., None, :] for part in self._cosines_and_sines(positions))
         return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
 
-    def kept(self, positions: Tensor, span: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (tokens, size / 2) of positions (tokens,) below `span`, which are
-        computed once for all tokens.
+    def kept(self, span: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (positions, size / 2) of at least the positions below `span`, which are
+        computed once.
         """
         known = self._kept[0].shape[0]
         if span > known:
             every = torch.arange(max(span, 2 * known), device=self._frequencies.device)
             self._kept = self._cosines_and_sines(every)
-        cosines, sines = (part.index_select(0, positions) for part in self._kept)
-        return cosines, sines
+        return self._kept
 
     def _cosines_and_sines(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(…, size / 2) each. positions: (…)."""

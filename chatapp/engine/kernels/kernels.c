@@ -12,7 +12,9 @@
           y[o] = s sum_g (scale[o][g] sum n q + least[o][g] sum q)
    float  rows as they are
 
-   What a row gives does not depend on the other rows. */
+   What a row gives does not depend on the other rows.
+
+   And the next token: its logits, how it is drawn from them, and both again and again in one call. */
 
 #include <math.h>
 #include <pthread.h>
@@ -21,6 +23,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -716,7 +719,7 @@ static void add(float *x, const float *y, long n) {
 typedef struct {
   const block *b;
   const tokens *t;
-  const float *cosines, *sines; /* (rows, turned / 2) */
+  const float *cosines, *sines; /* (positions, turned / 2) */
   float *heads;                 /* (rows, queries, keys and values, head size) */
 } placing;
 
@@ -733,7 +736,7 @@ static void place_rows(void *given, int begin, int end) {
       apply_norm(&b->key, h + queries * size, h + queries * size, shared, size);
     }
     for (int n = 0; half && n < queries + shared; n++)
-      turn(h + n * size, p->cosines + (long)r * half, p->sines + (long)r * half, b->turned);
+      turn(h + n * size, p->cosines + (long)t->at[r] * half, p->sines + (long)t->at[r] * half, b->turned);
     for (int n = 0; n < shared; n++) {
       const long to = r * t->row + n * t->head + (long)t->at[r] * size;
       memcpy(t->keys + to, h + (queries + n) * size, sizeof(float) * size);
@@ -771,10 +774,235 @@ static void apply_block(const block *b, float *x, const tokens *t, const float *
 }
 
 /* Consecutive blocks. t: with the keys and values of the first; layer: floats from a block's keys to the next
-   one's, and from its values. turns: of each rotation cosines and sines (rows, turned / 2). */
+   one's, and from its values. turns: of each rotation cosines and sines (positions, turned / 2). */
 API void apply_blocks(const block *b, int count, float *x, const tokens *t, long layer, const float *const *turns,
                       float *room) {
   tokens here = *t;
   for (int n = 0; n < count; n++, here.keys += layer, here.values += layer)
     apply_block(b + n, x, &here, turns[2 * b[n].rotation], turns[2 * b[n].rotation + 1], room);
+}
+
+/* ---- the next token ---- */
+
+INLINE floats larger(floats a, floats b) {
+  const ints is_a = a > b;
+  return (floats)(((ints)a & is_a) | ((ints)b & ~is_a));
+}
+
+static float largest_of(const float *x, int n) {
+  floats most = all(-INFINITY);
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) most = larger(load(x + i), most);
+  float largest = -INFINITY;
+  for (int l = 0; l < LANES; l++) largest = most[l] > largest ? most[l] : largest;
+  for (; i < n; i++) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+/* log sum exp(x); no number where an x is NaN or infinite. room: n floats. */
+API float log_sum(const float *x, int n, float *room) {
+  const float largest = largest_of(x, n);
+  for (int i = 0; i < n; i++) room[i] = exponential(x[i] - largest);
+  return largest + logf(total(room, n));
+}
+
+/* The least of the fewest largest of n weights >= 0 that sum up to `goal`, or, with is_count, are as many; `equals`
+   of those that equal it are among them. The order of the weights changes: around a pivot, larger ones come first. */
+static float least_kept(float *w, int n, double goal, int is_count, int *equals) {
+  double above = 0; /* of what is larger than all that are left */
+  for (;;) {
+    const float first = w[0], middle = w[n / 2], last = w[n - 1];
+    const float pivot = (first < middle) == (middle < last) ? middle : (middle < first) == (first < last) ? first : last;
+    int larger = 0, smaller = n;
+    double sum = 0;
+    for (int i = 0; i < smaller;) {
+      const float here = w[i];
+      if (here > pivot) {
+        sum += is_count ? 1 : here;
+        w[i++] = w[larger];
+        w[larger++] = here;
+      } else if (here < pivot) {
+        w[i] = w[--smaller];
+        w[smaller] = here;
+      } else i++;
+    }
+    if (above + sum >= goal) {
+      n = larger;
+      continue;
+    }
+    above += sum;
+    *equals = 0;
+    while (*equals < smaller - larger && above < goal) above += is_count ? 1 : pivot, ++*equals;
+    if (above >= goal || smaller == n) return pivot;
+    w += smaller, n -= smaller;
+  }
+}
+
+/* Of the weights: the most that is dropped, and how many of those just above it count. */
+typedef struct {
+  float least;
+  int equals;
+} bound;
+
+INLINE int is_kept(float weight, bound *b) { return weight > b->least || (weight == b->least && b->equals-- > 0); }
+
+typedef struct {
+  double top_p;
+  float temperature, min_p, penalty, relief; /* relief: 1 / penalty, for logits above 0 */
+  int top_k, end_count;
+  const int *ends;            /* token ids after which nothing is drawn */
+  const double *uniforms;     /* from 0 to 1, for each token one; NULL where nothing is random */
+  uint8_t *seen;              /* (vocabulary,) whether the penalty applies; NULL: it applies to none */
+} sampling;
+
+/* The token id drawn by a number from 0 to 1: the first after whose weight the sum is above this share of it. Weights
+   are exp((x - largest) / temperature); of them the top_k largest stay, of these the fewest with the share top_p, of
+   these those that are at least min_p. room: 2 n floats. */
+API int draw_token(const sampling *s, const float *x, int n, double uniform, float *room) {
+  float *weights = room, *values = room + n;
+  memcpy(weights, x, sizeof(float) * n);
+  for (int i = 0; s->seen && i < n; i++)
+    if (s->seen[i]) weights[i] *= weights[i] > 0 ? s->relief : s->penalty;
+  const float largest = largest_of(weights, n);
+  if (s->temperature == 0) {
+    int id = 0;
+    while (id < n - 1 && weights[id] != largest) id++;
+    return id;
+  }
+  for (int i = 0; i < n; i++) {
+    const float below = (weights[i] - largest) / s->temperature;
+    weights[i] = below < -87.0f ? 0 : exponential(below);
+  }
+  bound among_k = {-1, 0}, nucleus = {-1, 0};
+  if (s->top_k && s->top_k < n) {
+    memcpy(values, weights, sizeof(float) * n);
+    among_k.least = least_kept(values, n, s->top_k, 1, &among_k.equals);
+    bound left = among_k;
+    for (int i = 0; i < n; i++)
+      if (!is_kept(weights[i], &left)) weights[i] = 0;
+  }
+  if (s->top_p < 1) {
+    const float sum = total(weights, n), little = (float)(1 - s->top_p) / 2 * sum / (float)n;
+    int count = 0; /* the smaller ones have less than 1 - top_p of the sum together */
+    for (int i = 0; i < n; i++) {
+      values[count] = weights[i];
+      count += weights[i] > little;
+    }
+    nucleus.least = least_kept(values, count, s->top_p * sum, 0, &nucleus.equals);
+  }
+  double sum = 0;
+  for (int i = 0; i < n; i++) {
+    if (!is_kept(weights[i], &nucleus) || weights[i] < s->min_p) weights[i] = 0;
+    sum += weights[i];
+  }
+  int last = 0;
+  double before = 0;
+  for (int i = 0; i < n; i++) {
+    if (weights[i] == 0) continue;
+    before += weights[i], last = i;
+    if (before > uniform * sum) break;
+  }
+  return last;
+}
+
+/* ---- several tokens ---- */
+
+typedef struct {
+  const block *blocks;
+  int count, is_half;             /* is_half: whether the embedding is of float16 */
+  const void *embedding;          /* (vocabulary, width) */
+  const float *positions;         /* (positions, width), or NULL */
+  const float *const *turns;      /* see apply_blocks */
+  float scale;                    /* of the embedding */
+  norm last;
+  linear output;
+} decoder;
+
+typedef struct {
+  const sampling *s;          /* (rows,) */
+  int *ids;                   /* (rows,) */
+  double *logprobs;           /* (rows,) */
+  float *logits, *room;       /* (rows, vocabulary), (rows, 2, vocabulary) */
+  int vocabulary, step;
+  atomic_int ended;           /* rows that go on no further: 1 after this token, 2 before it */
+} drawing;
+
+static float of_half(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7FFFu;
+  if (rest < 0x400) return (sign ? -1.0f : 1.0f) * (float)rest * 5.9604644775390625e-8f; /* units of 2^-24 */
+  const uint32_t raised = sign | ((rest << 13) + (112u << 23));
+  float x;
+  memcpy(&x, &raised, 4);
+  return x;
+}
+
+static void embed(const decoder *d, int id, int at, float *x) {
+  const long width = d->blocks->width, row = id * width;
+  for (long i = 0; i < width; i++)
+    x[i] = (d->is_half ? of_half(((const uint16_t *)d->embedding)[row + i]) : ((const float *)d->embedding)[row + i]) * d->scale;
+  if (d->positions) add(x, d->positions + at * width, width);
+}
+
+static void draw_rows(void *given, int begin, int end) {
+  drawing *d = given;
+  const int n = d->vocabulary;
+  for (int r = begin; r < end; r++) {
+    const sampling *s = d->s + r;
+    const float *logits = d->logits + (long)r * n;
+    float *room = d->room + 2L * r * n;
+    const float sum = log_sum(logits, n, room);
+    if (!isfinite(sum)) {
+      atomic_store(&d->ended, 2);
+      continue;
+    }
+    const int id = d->ids[r] = draw_token(s, logits, n, s->uniforms ? s->uniforms[d->step] : 0, room);
+    d->logprobs[r] = (double)logits[id] - (double)sum;
+    if (s->seen) s->seen[id] = 1;
+    for (int e = 0; e < s->end_count; e++)
+      if (s->ends[e] == id && !atomic_load(&d->ended)) atomic_store(&d->ended, 1);
+  }
+}
+
+static double seconds_now(void) {
+  struct timespec now;
+  timespec_get(&now, TIME_UTC);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Bytes of room for write_tokens. */
+API long write_room(const decoder *d, int rows, int positions) {
+  const long states = 2L * rows * d->blocks->width, most = block_room(d->blocks, rows, positions);
+  const long rounded = linear_room(&d->output, rows);
+  return sizeof(float) * (states + 3L * rows * d->output.out) + (most > rounded ? most : rounded) + 64;
+}
+
+/* Write on after the token ids[row] of each row of t, which is at its position and not read yet: at most `most`
+   tokens each, fewer once `seconds` have passed, or when a row draws one of its ends. ids: (most + 1, rows), of which
+   the first row is given. logprobs: (most, rows). Returns how many; logits that are no numbers end it before them. */
+API int write_tokens(const decoder *d, const tokens *t, long layer, const sampling *s, int most, double seconds,
+                     int *ids, double *logprobs, float *room) {
+  const int rows = t->rows, width = d->blocks->width;
+  float *x = room, *normed = x + (long)rows * width, *logits = normed + (long)rows * width;
+  float *drawn = logits + (long)rows * d->output.out, *rest = drawn + 2L * rows * d->output.out;
+  int *at = malloc(sizeof(int) * rows);
+  if (!at) return 0;
+  memcpy(at, t->at, sizeof(int) * rows);
+  tokens here = *t;
+  here.at = at;
+  drawing w = {.s = s, .logits = logits, .room = drawn, .vocabulary = d->output.out};
+  const double until = seconds_now() + seconds;
+  while (w.step < most) {
+    for (int r = 0; r < rows; r++) embed(d, ids[r], at[r], x + (long)r * width);
+    apply_blocks(d->blocks, d->count, x, &here, layer, d->turns, rest);
+    apply_norm(&d->last, x, normed, rows, width);
+    apply_linear(&d->output, normed, logits, rows, (char *)rest);
+    ids += rows, w.ids = ids, w.logprobs = logprobs;
+    in_parallel(draw_rows, &w, rows, 16L * rows * d->output.out);
+    if (w.ended == 2) break;
+    w.step++, logprobs += rows;
+    if (w.ended || seconds_now() > until) break;
+    for (int r = 0; r < rows; r++) at[r]++;
+  }
+  free(at);
+  return w.step;
 }

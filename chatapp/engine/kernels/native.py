@@ -92,6 +92,30 @@ class BlockStruct(ctypes.Structure):
     )
 
 
+class SamplingStruct(ctypes.Structure):
+    """`sampling` in kernels.c."""
+
+    _fields_ = (
+        ("top_p", ctypes.c_double),
+        *((name, ctypes.c_float) for name in ("temperature", "min_p", "penalty", "relief")),
+        *((name, ctypes.c_int) for name in ("top_k", "end_count")),
+        *((name, ctypes.c_void_p) for name in ("ends", "uniforms", "seen")),
+    )
+
+
+class DecoderStruct(ctypes.Structure):
+    """`decoder` in kernels.c."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("count", "is_half")),
+        *((name, ctypes.c_void_p) for name in ("embedding", "positions", "turns")),
+        ("scale", ctypes.c_float),
+        ("last", Norm),
+        ("output", LinearStruct),
+    )
+
+
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "instructions": ((), _INT),
@@ -103,6 +127,13 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "attend": ((_POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER), None),
     "block_room": ((_POINTER, _INT, _INT), _LONG),
     "apply_blocks": ((_POINTER, _INT, _POINTER, _POINTER, _LONG, _POINTER, _POINTER), None),
+    "log_sum": ((_POINTER, _INT, _POINTER), ctypes.c_float),
+    "draw_token": ((_POINTER, _POINTER, _INT, ctypes.c_double, _POINTER), _INT),
+    "write_room": ((_POINTER, _INT, _INT), _LONG),
+    "write_tokens": (
+        (*(_POINTER,) * 2, _LONG, _POINTER, _INT, ctypes.c_double, *(_POINTER,) * 3),
+        _INT,
+    ),
 }
 
 

@@ -190,8 +190,8 @@ def float_struct(weight: Tensor, bias: Tensor | None) -> native.LinearStruct:
 class TokenRows:
     """The tokens of a pass that blocks compute natively, one a row.
 
-    at: their positions, int32. span: one more than the largest position. turns: of each rotation,
-    cosines and sines (rows, size / 2). held: for each layer the keys and values, (2, sequences,
+    at: their positions, int32. span: more than the largest position. turns: of each rotation,
+    cosines and sines (positions, size / 2). held: for each layer keys and values, (2, sequences,
     key/value heads, positions, head size), in one piece of memory. is_batch: whether each row
     belongs to another sequence; otherwise all belong to the first.
     """
@@ -201,6 +201,20 @@ class TokenRows:
     turns: Sequence[tuple[Tensor, Tensor]]
     held: tuple[Tensor, ...]
     is_batch: bool
+
+    def struct(self, block: int = 0) -> native.TokensStruct:
+        """For the blocks from this one on."""
+        first = self.held[0]
+        keys, row = first.data_ptr() + 4 * first.numel() * block, first.stride(1)
+        return native.TokensStruct(
+            *(keys, keys + 4 * first.stride(0), row if self.is_batch else 0, first.stride(2)),
+            *(self.at.data_ptr(), self.at.shape[0], self.span),
+        )
+
+    def turn_addresses(self) -> ctypes.Array[ctypes.c_void_p]:
+        """Where the cosines and sines of each rotation are."""
+        addresses = [part.data_ptr() for turn in self.turns for part in turn] or [0, 0]
+        return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 class NativeBlocks:
@@ -223,6 +237,16 @@ class NativeBlocks:
         is_slower = is_float and torch_multiplies_faster(torch.get_num_threads())
         self.most_rows = FEW_ROWS if is_slower else sys.maxsize
 
+    def normed(self, x: Tensor, norm: native.Norm) -> Tensor:
+        """The states x (rows, width), normalized in place."""
+        self._library.apply_norm(ctypes.byref(norm), x.data_ptr(), x.data_ptr(), *x.shape)
+        return x
+
+    @property
+    def structs(self) -> ctypes.Array[native.BlockStruct]:
+        """One after another in memory."""
+        return self._structs
+
     def add_to(
         self, x: Tensor, rows: TokenRows, raise_if_cancelled: Callable[[], None] | None = None
     ) -> None:
@@ -231,21 +255,16 @@ class NativeBlocks:
         Few rows go through all blocks in one call, so that between two of them no thread waits for
         Python. raise_if_cancelled: called before each call.
         """
-        library, first, size = self._library, rows.held[0], ctypes.sizeof(native.BlockStruct)
-        keys, layer, values = first.data_ptr(), first.numel(), 4 * first.stride(0)
-        row = first.stride(1) if rows.is_batch else 0
+        library, size = self._library, ctypes.sizeof(native.BlockStruct)
         count = x.shape[0]  # len of a tensor takes longer than a call of the library
-        positions = rows.at.data_ptr(), count, rows.span
-        turned = [part.data_ptr() for turn in rows.turns for part in turn] or [0, 0]
-        turns = (ctypes.c_void_p * len(turned))(*turned)
-        room = torch.empty(library.block_room(self._structs, *positions[1:]), dtype=torch.uint8)
+        layer, turns = rows.held[0].numel(), rows.turn_addresses()
+        room = torch.empty(library.block_room(self._structs, count, rows.span), dtype=torch.uint8)
         blocks = len(self._structs) if count <= FEW_ROWS else 1
         choose_threads(library, count)
         for block in range(0, len(self._structs), blocks):
             if raise_if_cancelled is not None:
                 raise_if_cancelled()
-            here = keys + 4 * layer * block
-            tokens = native.TokensStruct(here, here + values, row, first.stride(2), *positions)
+            tokens = rows.struct(block)
             library.apply_blocks(
                 ctypes.addressof(self._structs) + size * block,
                 blocks,
@@ -255,3 +274,72 @@ class NativeBlocks:
                 turns,
                 room.data_ptr(),
             )
+
+
+AHEAD, AHEAD_SECONDS = 16, 0.01
+"""The most tokens that one call draws for a sequence, and the time after which it ends with the
+next one: neither cancelling nor a reader notices it.
+"""
+
+Written = list[tuple[int, float]]
+"""The tokens drawn for a sequence: their ids, and natural logs of their probabilities."""
+
+
+class NativeWriter:
+    """Reads and draws token after token in one call.
+
+    embedding: (vocabulary, width), float32 or float16; scale: its factor. positions: their own
+    embedding, if there is one. norm: of the last states, weight and bias.
+    """
+
+    __slots__ = ("_blocks", "_embeddings", "_library", "_rest")
+
+    def __init__(
+        self,
+        blocks: NativeBlocks,
+        embedding: Tensor,
+        scale: float,
+        positions: Tensor | None,
+        norm: native.Norm,
+        output: native.LinearStruct,
+    ) -> None:
+        library = native.kernels().library
+        assert library is not None
+        self._library, self._blocks = library, blocks
+        self._embeddings = embedding, positions
+        self._rest = scale, norm, output
+
+    def write(
+        self,
+        last: Sequence[int],
+        rows: TokenRows,
+        samplings: Sequence[native.SamplingStruct],
+        most: int,
+    ) -> list[Written]:
+        """Read the token `last` of each row, draw one, read that, and so on.
+
+        rows: the tokens `last`; their span has room for `most` more. most: tokens of each row.
+        Ends sooner at one that ends a reply, after `AHEAD_SECONDS`, and before logits that are not
+        finite. The rows get the same number of tokens.
+        """
+        library, count, structs = self._library, len(last), self._blocks.structs
+        embedding, positions = self._embeddings
+        turns = rows.turn_addresses()
+        of = ctypes.byref(
+            native.DecoderStruct(
+                *(ctypes.addressof(structs), len(structs), embedding.dtype == torch.float16),
+                *(embedding.data_ptr(), None if positions is None else positions.data_ptr()),
+                *(ctypes.addressof(turns), *self._rest),
+            )
+        )
+        room = torch.empty(library.write_room(of, count, rows.span), dtype=torch.uint8)
+        ids = (ctypes.c_int * (count * (most + 1)))(*last)
+        logprobs = (ctypes.c_double * (count * most))()
+        choose_threads(library, count)
+        written = library.write_tokens(
+            *(of, ctypes.byref(rows.struct()), rows.held[0].numel()),
+            *((native.SamplingStruct * count)(*samplings), most, AHEAD_SECONDS),
+            *(ids, logprobs, room.data_ptr()),
+        )
+        drawn = list(zip(ids[count:], logprobs, strict=True))[: written * count]
+        return [drawn[row::count] for row in range(count)]

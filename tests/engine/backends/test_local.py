@@ -134,6 +134,53 @@ def test_the_same_seed_gives_the_same_text(local, gpt2):
     assert ids_of(run(local, PROMPT, other)) != ids_of(first)
 
 
+DRAWS = (
+    {"temperature": 0},
+    {"temperature": 1.0, "top_p": 1.0},
+    {"temperature": 0.9, "top_p": 0.8, "repetition_penalty": 1.3},
+    {"temperature": 1.5, "top_k": 9, "min_p": 0.02},
+    {"temperature": 1.0, "frequency_penalty": 0.5},
+)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
+def test_tokens_drawn_in_one_call_are_those_drawn_one_by_one(draw, precision, gpt2, monkeypatch):
+    """Until the end of the text, a stop string, the length or the window ends them."""
+    model = LocalModel.load(ModelFiles.read(gpt2[0]), precision=precision)
+    written, reasons, write = [], set(), model.write
+
+    def noted(reply):
+        written.append(write(reply))
+        return written[-1]
+
+    for seed in range(30):
+        sampling = Sampling(seed=seed, max_tokens=2 + 13 * seed % 90, **draw)
+        request = Request(PROMPT[: 1 + seed % 5], sampling, () if seed % 3 else ("e", "th"))
+        monkeypatch.setattr(model, "write", noted)
+        together = list(model.generate(request))
+        monkeypatch.setattr(model, "write", lambda reply: [])
+        alone = list(model.generate(request))
+        assert together[:-1] == alone[:-1]
+        reasons.add(last(together).reason)
+        for name in ("reason", "text", "reply_tokens", "end_id", "end_logprob"):
+            assert getattr(last(together), name) == getattr(last(alone), name)
+    assert len(reasons) > 1
+    longest = max(map(len, written), default=0)
+    assert longest == 0 if "frequency_penalty" in draw else longest > 3
+
+
+def test_cancelling_ends_the_reply_among_tokens_that_are_drawn_already(local):
+    cancel = threading.Event()
+    sampling = Sampling(temperature=1.0, top_p=1.0, seed=1, max_tokens=50)
+    events = []
+    for event in local.generate(Request(PROMPT, sampling, cancel=cancel)):
+        events.append(event)
+        if len(events) == 4:
+            cancel.set()
+    assert (last(events).reason, last(events).reply_tokens) == ("cancelled", 4)
+
+
 def test_without_a_seed_texts_differ(local):
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=30)
     assert ids_of(run(local, PROMPT, sampling)) != ids_of(run(local, PROMPT, sampling))
@@ -150,6 +197,9 @@ class Scripted(LocalModel):
     def script(self, ids):
         self._script = list(ids)
         self._start = None
+
+    def write(self, reply):
+        return []
 
     def next_logits(self, ids, check, ahead=()):
         logits, reused = super().next_logits(ids, check)

@@ -14,7 +14,7 @@ static float number(void) { return (float)(below(20001) - 10000) / 5000; }
 
 static const char *products[] = {"float32 product", "int8 product", "int4 product"};
 static const char *blocks[] = {"float32 block", "int8 block", "int4 block"};
-static struct { const char *what; double off, share; } largest[16]; /* difference; share of what is allowed */
+static struct { const char *what; double off, share; } largest[32]; /* difference; share of what is allowed */
 
 static void remember(const char *what, double off, double share) {
   int n = 0;
@@ -207,7 +207,7 @@ static void expect_block(const block *b, double *x, const tokens *held, const fl
       if (is_query || is_key) {
         expect_norm(is_query ? &b->query : &b->key, h, h, 1, size);
         for (int i = 0; i < half; i++) {
-          const double one = h[i], two = h[i + half], c = cosines[r * half + i], s = sines[r * half + i];
+          const double one = h[i], two = h[i + half], c = cosines[at[r] * half + i], s = sines[at[r] * half + i];
           h[i] = one * c - two * s, h[i + half] = two * c + one * s;
         }
       }
@@ -265,9 +265,9 @@ static int check_block(int kind) {
   int *at = malloc(sizeof(int) * rows);
   for (int r = 0; r < rows; r++) at[r] = is_batch ? below(positions) : positions - rows + r;
   const tokens t = {numbers(held), numbers(held), is_batch ? each : 0, (long)positions * size, at, rows, positions};
-  float *x = numbers((long)rows * width), *angles = numbers((long)rows * (b.turned + 1));
-  float *cosines = malloc(sizeof(float) * (rows * b.turned + 1)), *sines = malloc(sizeof(float) * (rows * b.turned + 1));
-  for (int i = 0; i < rows * (b.turned / 2); i++) cosines[i] = cosf(angles[i]), sines[i] = sinf(angles[i]);
+  float *x = numbers((long)rows * width), *angles = numbers((long)positions * (b.turned + 1));
+  float *cosines = malloc(sizeof(float) * (positions * b.turned + 1)), *sines = malloc(sizeof(float) * (positions * b.turned + 1));
+  for (int i = 0; i < positions * (b.turned / 2); i++) cosines[i] = cosf(angles[i]), sines[i] = sinf(angles[i]);
   double *expected = doubles(x, (long)rows * width), *keys = doubles(t.keys, held), *values = doubles(t.values, held);
   expect_block(&b, expected, &t, cosines, sines, keys, values);
   float *room = malloc(block_room(&b, rows, positions));
@@ -288,12 +288,114 @@ static int check_block(int kind) {
   return errors;
 }
 
+static int falling(const void *a, const void *b) { return (*(const double *)a < *(const double *)b) - (*(const double *)a > *(const double *)b); }
+
+/* A token drawn, and the share of the kept weights before and up to it, in doubles. */
+static int check_drawing(void) {
+  const int n = 1 + below(400);
+  float *x = numbers(n), *room = malloc(sizeof(float) * 2 * n);
+  double *weights = malloc(sizeof(double) * n), *sorted = malloc(sizeof(double) * n), sum = 0, kept = 0, before = 0;
+  uint8_t *seen = calloc(n, 1);
+  for (int i = 0; i < n; i++) seen[i] = below(4) == 0, x[i] = below(5) ? x[i] : x[below(n)];
+  const float penalty = below(2) ? 1.25f : 1;
+  const sampling s = {.top_p = below(2) ? 0.05 + 0.9 * below(100) / 100 : 1, .temperature = 0.25f + (float)below(8) / 4,
+                      .min_p = below(2) ? 0.1f : 0, .penalty = penalty, .relief = 1 / penalty,
+                      .top_k = below(2) ? 1 + below(n + 3) : 0, .seen = below(2) ? seen : NULL};
+  const double uniform = below(10000) / 10000.0;
+  const int id = draw_token(&s, x, n, uniform, room);
+  double most = -INFINITY, exact = 0;
+  for (int i = 0; i < n; i++) {
+    weights[i] = x[i] * (s.seen && seen[i] ? x[i] > 0 ? s.relief : s.penalty : 1.0);
+    most = fmax(most, weights[i]), exact += exp(x[i]);
+  }
+  for (int i = 0; i < n; i++) sorted[i] = weights[i] = exp((weights[i] - most) / s.temperature);
+  qsort(sorted, n, sizeof(double), falling);
+  const int k = s.top_k && s.top_k < n ? s.top_k : n;
+  for (int i = 0; i < k; i++) sum += sorted[i];
+  double least = sorted[0];
+  for (int i = 0; i < k && (kept < s.top_p * sum || sorted[i] == least); i++) least = sorted[i], kept += least;
+  least = fmax(least, s.min_p);
+  sum = 0; /* of equal ones at the border some may be dropped, so they are not compared */
+  int is_tied = 0;
+  for (int i = 0; i < n; i++) is_tied += fabs(weights[i] - least) <= 1e-5 * least;
+  for (int i = 0; i < n; i++) sum += weights[i] >= least ? weights[i] : 0;
+  for (int i = 0; i < id; i++) before += weights[i] >= least ? weights[i] : 0;
+  int errors = wrong("log sum", log_sum(x, n, room), log(exact), 1e-4);
+  if (is_tied <= 1) errors += wrong("draw", fmin(fmax(uniform * sum, before), before + weights[id]), uniform * sum, 1e-4 * sum);
+  free(x), free(room), free(weights), free(sorted), free(seen);
+  return errors;
+}
+
+/* Several tokens in one call, against the same calls one by one. */
+static int check_writing(int kind) {
+  enum { MOST = 5, POSITIONS = 12 };
+  const int rows = 1 + below(3), heads = 1 + below(3), size = kind == INT4 ? GROUP : 2 * (1 + below(12));
+  const int width = heads * size, vocabulary = 3 + below(60), is_half = below(2);
+  const long each = (long)heads * POSITIONS * size, held = each * rows;
+  block b = {.norm_1 = random_norm(width, 1), .norm_2 = random_norm(width, 1),
+             .query_key_value = random_linear(kind, width, 3 * width, 0.3f), .projection = random_linear(kind, width, width, 0.3f),
+             .expand = random_linear(kind, width, 2 * width, 0.3f), .contract = random_linear(kind, 2 * width, width, 0.3f),
+             .heads = {heads, heads, size, 0, 0.2f}, .width = width, .inner = 2 * width, .turned = size};
+  float *table = numbers((long)POSITIONS * size), *positions = numbers((long)POSITIONS * width);
+  const float *const turns[] = {table, table};
+  float *embedding = numbers((long)vocabulary * width);
+  uint16_t *halves = malloc(sizeof(uint16_t) * vocabulary * width);
+  for (long i = 0; i < (long)vocabulary * width; i++) halves[i] = (uint16_t)((below(2) << 15) | below(0x4400));
+  const decoder d = {.blocks = &b, .count = 1, .is_half = is_half, .embedding = is_half ? (void *)halves : embedding,
+                     .positions = below(2) ? positions : NULL, .turns = turns, .scale = 1.5f,
+                     .last = random_norm(width, 0), .output = random_linear(kind, width, vocabulary, 0.3f)};
+  int at[3], ids[3 * (MOST + 1)], errors = 0;
+  double logprobs[3 * MOST], uniforms[MOST];
+  sampling s[3];
+  for (int r = 0; r < rows; r++) {
+    at[r] = below(POSITIONS - MOST), ids[r] = below(vocabulary);
+    s[r] = (sampling){.top_p = 0.9, .temperature = (float)below(2), .penalty = 1, .relief = 1, .uniforms = uniforms};
+  }
+  for (int i = 0; i < MOST; i++) uniforms[i] = below(1000) / 1000.0;
+  tokens t = {numbers(held), numbers(held), each, (long)POSITIONS * size, at, rows, POSITIONS};
+  float *keys = malloc(sizeof(float) * held), *values = malloc(sizeof(float) * held);
+  memcpy(keys, t.keys, sizeof(float) * held), memcpy(values, t.values, sizeof(float) * held);
+  float *room = malloc(write_room(&d, rows, POSITIONS)), *x = malloc(sizeof(float) * rows * (width + 3 * vocabulary));
+  float *logits = x + rows * width, *drawing_room = logits + rows * vocabulary;
+  const int written = write_tokens(&d, &t, 0, s, MOST, 1e9, ids, logprobs, room);
+  errors += wrong("tokens written", written, MOST, 0.5);
+  free(t.keys), free(t.values);
+  t.keys = keys, t.values = values;
+  for (int step = 0; step < written; step++) {
+    for (int r = 0; r < rows; r++)
+      for (int i = 0; i < width; i++) {
+        const uint16_t half = halves[(long)ids[step * rows + r] * width + i];
+        const double rest = half & 0x3FF, power = half >> 10 & 31;
+        const double value = (half >> 15 ? -1 : 1) * (power > 0 ? (1 + rest / 1024) * pow(2, power - 15) : rest / 1024 * pow(2, -14));
+        x[r * width + i] = (float)(is_half ? value : embedding[(long)ids[step * rows + r] * width + i]) * d.scale +
+                           (d.positions ? positions[(long)at[r] * width + i] : 0);
+      }
+    apply_blocks(&b, 1, x, &t, 0, turns, room);
+    apply_norm(&d.last, x, x, rows, width);
+    apply_linear(&d.output, x, logits, rows, (char *)room);
+    for (int r = 0; r < rows; r++) {
+      const float *of = logits + (long)r * vocabulary;
+      const int id = draw_token(s + r, of, vocabulary, uniforms[step], drawing_room);
+      errors += wrong("token", ids[(step + 1) * rows + r], id, 0.5);
+      errors += wrong("log-probability", logprobs[step * rows + r], of[id] - log_sum(of, vocabulary, drawing_room), 1e-4);
+      at[r]++;
+    }
+  }
+  const norm *norms[] = {&b.norm_1, &b.norm_2, &d.last};
+  const linear *layers[] = {&b.query_key_value, &b.projection, &b.expand, &b.contract, &d.output};
+  for (int n = 0; n < 3; n++) free_norm(norms[n]);
+  for (int n = 0; n < 5; n++) free_linear(layers[n]);
+  free(keys), free(values), free(room), free(x), free(table), free(positions), free(embedding), free(halves);
+  return errors;
+}
+
 int main(int count, char **given) {
   int errors = 0;
   for (int n = count > 1 ? atoi(given[1]) : 20; n > 0 && !errors; n--) {
     set_threads(1 + n % 2);
     errors = check_product(FLOAT32) + check_product(INT8) + check_product(INT4) + check_attention() +
-             check_norm_and_activations() + check_block(FLOAT32) + check_block(INT8) + check_block(INT4);
+             check_norm_and_activations() + check_block(FLOAT32) + check_block(INT8) + check_block(INT4) +
+             check_drawing() + check_writing(FLOAT32) + check_writing(INT8) + check_writing(INT4);
   }
   for (int n = 0; largest[n].what; n++)
     printf("%-16s off by %.2g at most, %.2g of what is allowed\n", largest[n].what, largest[n].off, largest[n].share);
