@@ -21,3 +21,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'chatapp' has no attribute {name!r}")
     return getattr(importlib.import_module("chatapp.open_model"), name)
+
+
+def __dir__() -> list[str]:
+    """What a notebook completes."""
+    return [*__all__, "__doc__", "__version__"]

@@ -29,7 +29,7 @@ _Options = create_model(  # type: ignore[call-overload]
 )
 
 
-class ChatModel(llm.Model):  # type: ignore[misc]
+class Chatapp(llm.Model):  # type: ignore[misc]
     """A model by its name, loaded for the first reply."""
 
     can_stream = True
@@ -80,6 +80,7 @@ class ChatModel(llm.Model):  # type: ignore[misc]
                 print(f"messages out of context: {count}", file=sys.stderr)
             if isinstance(event, Finished):
                 response.set_usage(input=event.prompt_tokens, output=event.reply_tokens)
+                response.response_json = {"seed": options.sampling.seed, "reason": event.reason}
                 if event.reason == "error":
                     raise ValueError(event.message)
             yield trimmer.push(getattr(event, "text", ""))
@@ -116,4 +117,4 @@ def register_models(register: Any) -> None:
     except UserError:
         servers = []  # using one reports the fault of the file
     for name in dict.fromkeys([*local_models(), *known_models(), *servers]):
-        register(ChatModel(name))
+        register(Chatapp(name))

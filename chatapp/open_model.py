@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -439,8 +439,10 @@ class OpenPrompt:
         """The answer to an input, with its `output` and `probabilities`; a list for several inputs.
 
         An input with named fields is a mapping. settings: as the options of `chatapp run`: shots,
-        select, order, score, style, instruction, seed. Raises UserError.
+        select, order, score, style, instruction, seed. Raises UserError, also while the model is
+        changed, because labels are scored by the unchanged one.
         """
+        _require_unchanged(model)
         from chatapp.dialogue.prompt_files import answerer_for
         from chatapp.tasks.evaluation.inputs import query_of
 
@@ -466,8 +468,9 @@ class OpenPrompt:
         """Measure it on test items.
 
         test: a file of them. limit: at most this many, drawn by the seed. settings: as in `run`;
-        each may be a list of values to compare. Raises UserError.
+        each may be a list of values to compare. Raises UserError, as `run`.
         """
+        _require_unchanged(model)
         from chatapp.dialogue.prompt_files import measure_tasks
         from chatapp.tasks.evaluation.evaluate import Grid, Task, subset
         from chatapp.tasks.evaluation.inputs import read_test
@@ -478,7 +481,13 @@ class OpenPrompt:
             name: [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
             for name, value in settings.items()
         }
-        return Evaluation(measure_tasks(model.model, [task], Grid.of(values, seeds, seed)))
+        results = measure_tasks(model.model, [task], Grid.of(values, seeds, seed))
+        return Evaluation([replace(result, model=model.model.name) for result in results])
+
+
+def _require_unchanged(model: OpenModel) -> None:
+    if model.changes:
+        raise UserError(f"{model}: prompt files are answered by unchanged models alone")
 
 
 @dataclass(frozen=True)

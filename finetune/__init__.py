@@ -58,11 +58,8 @@ def evaluate(
     """
     from finetune.evaluation import evaluate as measure
 
-    def quiet(what: str, done: int, total: int) -> None:
-        pass
-
-    name = str(run)
-    evaluation = measure(name, name, str(data), replies, max_tokens, quiet, device, overrides)
+    name, silent = str(run), lambda *_: None
+    evaluation = measure(name, name, str(data), replies, max_tokens, silent, device, overrides)
     return evaluation.document()
 
 

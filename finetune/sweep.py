@@ -1,6 +1,7 @@
 """`finetune sweep`: a configuration trained with every combination of some keys' values."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from finetune.config.sections import (
     FinetuneConfig,
     PretrainConfig,
     load_config,
+    named_configuration,
     validated,
 )
 from finetune.pretrain import pretrain
@@ -55,14 +57,11 @@ def _configurations(
     path: Path, overrides: Sequence[str]
 ) -> Iterator[FinetuneConfig | PretrainConfig]:
     """The configurations of all runs, each with its own output."""
-    source = read_required(path, ConfigError)
-    is_pretraining = "shape" in parse_toml(source, path, ConfigError)
-
-    def load(chosen: Sequence[str]) -> FinetuneConfig | PretrainConfig:
-        if is_pretraining:
-            return load_config(PretrainConfig, path, chosen)
-        return load_config(FinetuneConfig, path, chosen)
-
+    path = named_configuration(path)
+    kind: type[FinetuneConfig | PretrainConfig] = FinetuneConfig
+    if "shape" in parse_toml(read_required(path, ConfigError), path, ConfigError):
+        kind = PretrainConfig
+    load = partial(load_config, kind, path)
     choices = [_choices(override) for override in overrides]
     keys = [values[0].partition("=")[0] for values in choices]
     if len(set(keys)) < len(keys):

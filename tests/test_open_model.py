@@ -38,13 +38,15 @@ def test_every_block_of_the_guide_runs_in_order(tmp_path, monkeypatch, capsys):
     assert "'role': 'assistant'" in said or "role='assistant'" in said
     assert "without 3.5 4.mlp" in said
     assert "\nspam\n" in said
-    assert {row["shots"] for row in names["measured"].rows} == {0, 4}
+    measured = {(row["model"], row["shots"]) for row in names["measured"].rows}
+    assert measured == {("bundled", 0), ("bundled", 4)}
 
 
 def test_the_package_is_imported_at_once_and_the_door_at_its_first_use():
     code = (
         "import sys, chatapp, finetune\n"
         "assert not {'torch', 'rich', 'pydantic', 'chatapp.open_model'} & set(sys.modules)\n"
+        "assert {*chatapp.__all__} <= {*dir(chatapp)} and 'chatapp.open_model' not in sys.modules\n"
         "assert chatapp.load and 'chatapp.open_model' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -80,6 +82,8 @@ def test_what_is_changed_inside_lasts_as_long_as_the_context(model):
         assert model.inspect("Once upon a").next().to_json() != before
         chat.say("Hello!").finish()
         completed = model.complete("Once", max_tokens=2)
+        with pytest.raises(UserError, match=r"without 3.*unchanged models"):
+            chatapp.prompt_file("spam").run(model, "You won!")
     assert chat.messages[-1].changes
     for shown in (chat, chat.reply, completed):
         assert "(without 3 4.mlp)" in shown._repr_html_()

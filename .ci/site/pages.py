@@ -78,9 +78,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """The page as Python's Markdown wants it: what stands behind the language of a block is its
-    title (`run` is a mark for the tests), and what belongs to an entry of a list is indented by 4
-    and ends with an empty line.
+    title (`run` is a mark for the tests), commands without a prompt are a shell's, and what belongs
+    to an entry of a list is indented by 4 and ends with an empty line.
     """
+    markdown = re.sub(r"^( *```)console\b", r"\1sh", markdown, flags=re.M)
     markdown = re.sub(r"^( *```\w+) run$", r"\1", markdown, flags=re.M)
     markdown = re.sub(r"^( *```\w+) ([\w.-]+)$", r'\1 title="\2"', markdown, flags=re.M)
     in_list = re.compile(r"^( {2,3})```.*?^\1```$", re.M | re.S)

@@ -174,7 +174,7 @@ class Answer:
     or its share of a batch.
     """
 
-    question: Question
+    question: Question = field(repr=False)
     output: str
     probabilities: dict[str, float]
     likelihoods: Likelihoods | None

@@ -392,11 +392,10 @@ ConfigModel = TypeVar("ConfigModel", bound=BaseModel)
 def load_config(model: type[ConfigModel], path: Path, overrides: Sequence[str]) -> ConfigModel:
     """Read a TOML file and apply `section.key=value` overrides.
 
-    path: NAME is also NAME.toml, or else the recipe of that name, whose rows are beside it. A value
-    is parsed as TOML (`3`, `0.1`, `true`, `[1, 2]`, `"text"`); anything else is a string. Raises
-    ConfigError.
+    path: see `named_configuration`; the rows of a recipe are beside it. A value is parsed as TOML
+    (`3`, `0.1`, `true`, `[1, 2]`, `"text"`); anything else is a string. Raises ConfigError.
     """
-    path = _named_configuration(path)
+    path = named_configuration(path)
     source = read_required(path, ConfigError)
     data = parse_toml(source, path, ConfigError)
     if path.parent == RECIPES:
@@ -408,7 +407,8 @@ def load_config(model: type[ConfigModel], path: Path, overrides: Sequence[str]) 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
-def _named_configuration(path: Path) -> Path:
+def named_configuration(path: Path) -> Path:
+    """The file that is meant: NAME is also NAME.toml, or else the recipe of that name."""
     if path.suffix or path.is_file():
         return path
     beside, recipe = path.with_suffix(".toml"), RECIPES / f"{path.name}.toml"

@@ -21,7 +21,7 @@ def test_an_interrupted_sweep_continues(tmp_path, monkeypatch):
         tiny.at_step(patch, 1, tiny.raising(tiny.Killed()))
         with pytest.raises(tiny.Killed):
             sweep(path, VALUES, QUIET, "cpu")
-    result = CliRunner().invoke(app, ["sweep", str(path), *VALUES, "--json"])
+    result = CliRunner().invoke(app, ["sweep", str(path.with_suffix("")), *VALUES, "--json"])
     assert result.exit_code == 0, result.stderr
     runs = json.loads(result.stdout)["runs"]
     names = {(run["run"], run["group"]) for run in runs}
