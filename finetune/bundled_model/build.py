@@ -27,7 +27,33 @@ from finetune.bundled_model.teacher import TeacherAnswer, ask_teacher, read_answ
 
 Rows = Iterable[dict[str, Any]]
 
+Maker = Callable[[random.Random], chats.Turns | demonstrations.Row | None]
+"""Draws the turns of a chat, or a row, or nothing where the draw did not suit."""
+
 TALKS = ("self_dialogue", "persona_chat", "topical_chat")
+
+# Of each generator, how many documents it makes, and what is added to the seed.
+DOCUMENTS = {
+    "spelling": (50000, 2),
+    "close": (20000, 3),
+    "phrased_questions": (80000, 6),
+    "calls": (30000, 0),
+    "subjects": (24000, 0),
+    "everyday": (20000, 0),
+    "openers": (20000, 0),
+    "abstention": (30000, 0),
+    "people": (20000, 5),
+    "follow_ups": (12000, 0),
+    "taught": (12000, 0),
+    "repetition": (16000, 0),
+    "more_arithmetic": (40000, 1),
+    "few_shot_tasks": (12000, 0),
+    "recall": (20000, 0),
+    "majority": (6000, 0),
+    "in_context_short": (20000, 0),
+    "in_context": (40000, 1),
+    "more_in_context": (8000, 2),
+}
 
 
 def build(
@@ -57,7 +83,7 @@ def build(
 def _files(
     data: Path, taught: Sequence[TeacherAnswer], seed: int, scale: float
 ) -> Iterator[tuple[str, Rows]]:
-    """Each file's name and its rows."""
+    """Each file's name and its rows: first the texts of others, then what is generated."""
 
     def count(rows: int) -> int:
         return max(1, round(rows * scale))
@@ -66,7 +92,7 @@ def _files(
     yield from read.items()
     for name, rows in _read(data, seed, kept_out=True):
         yield f"kept_out/{name}", rows
-    dialogue, groups = data / "dialogue", sources.groupings(data)
+    dialogue = data / "dialogue"
     yield "books", sources.books(data / "books")
     yield "sgd", sources.schema_guided(dialogue / "sgd_train.jsonl.gz")
     yield "instructions", sources.instructions(data / "instruct")
@@ -75,42 +101,62 @@ def _files(
     general = sources.chatterbot(dialogue / "chatterbot_corpus")
     yield "smalltalk", chats.small_talk(friendly, general, count(16000), seed)
 
+    begun = [row["messages"][0]["content"] for name in TALKS for row in read[name]]
+    makers = _makers(sources.groupings(data), begun, taught)
+    for name, (documents, more_seed) in DOCUMENTS.items():
+        if name != "taught" or taught:
+            yield name, _drawn(makers[name], count(documents), seed + more_seed)
+
+
+def _makers(
+    groups: dict[str, sources.Groups], begun: Sequence[str], taught: Sequence[TeacherAnswer]
+) -> dict[str, Maker]:
+    """What draws a document of each file.
+
+    groups: the sentences of the texts. begun: first messages of talks. taught: the teacher's
+    answers.
+    """
     words, tasks = own_words(), questions.all_tasks()
     sentences = [sentence for group in groups["source"].values() for sentence in group]
+    short, voted = (demonstrations.to_learn_from(sentences, most) for most in (14, 30))
     spelt = questions.letter_tasks(sorted({*words, *sources.common_words(sentences, 4000)}))
-    widest = questions.in_most_words(tasks)
-    itself = chats.talks("itself")
-    talks = [*itself, *chats.talks("everyday")]
-    more_words = questions.in_more_words(tasks)
+    more_words, most_words = questions.in_more_words(tasks), questions.in_most_words(tasks)
+    talks = [*chats.talks("itself"), *chats.talks("everyday")]
     asides, wide = chats.Asides(talks, tasks), chats.Asides(talks, more_words)
-    begun = [row["messages"][0]["content"] for name in TALKS for row in read[name]]
     opened = [((opener,), replies) for opener in begun if (replies := chats.replies_to(opener))]
-    made: dict[str, tuple[Callable[[random.Random], chats.Turns], int, int]] = {
-        "spelling": (partial(chats.questions, tasks=questions.in_more_words(spelt)), 50000, 2),
-        "close": (chats.close_talk, 20000, 3),
-        "phrased_questions": (partial(chats.questions, tasks=widest), 80000, 6),
-        "calls": (chats.calls, 30000, 0),
-        "subjects": (partial(chats.stories, asides=wide), 24000, 0),
-        "everyday": (partial(chats.everyday, about_itself=itself), 20000, 0),
-        "openers": (partial(chats.openers, answered=opened, asides=talks), 20000, 0),
-        "abstention": (partial(chats.abstention, asides=wide), 30000, 0),
-        "people": (partial(chats.people, asides=asides), 20000, 5),
-        "follow_ups": (partial(chats.follow_ups, asides=asides), 12000, 0),
+    texts = demonstrations.training_groups(groups)
+    shown = demonstrations.all_sentences(texts)
+    few_shot = partial(demonstrations.in_context, groupings=texts, sentences=shown, words=words)
+    return {
+        "spelling": partial(chats.questions, tasks=questions.in_more_words(spelt)),
+        "close": chats.close_talk,
+        "phrased_questions": partial(chats.questions, tasks=most_words),
+        "calls": chats.calls,
+        "subjects": partial(chats.stories, asides=wide),
+        "everyday": chats.everyday,
+        "openers": partial(chats.openers, answered=opened, asides=talks),
+        "abstention": partial(chats.abstention, asides=wide),
+        "people": partial(chats.people, asides=asides),
+        "follow_ups": partial(chats.follow_ups, asides=asides),
+        "taught": partial(taught_chat, answers=taught),
+        "repetition": partial(demonstrations.repetition, words=words, sentences=sentences),
+        "more_arithmetic": demonstrations.arithmetic,
+        "few_shot_tasks": partial(demonstrations.few_shot_task, tasks=tasks),
+        "recall": partial(demonstrations.recall, sentences=short, words=words),
+        "majority": partial(demonstrations.majority, sentences=voted),
+        "in_context_short": partial(few_shot, most=6),
+        "in_context": partial(few_shot, most=16),
+        "more_in_context": partial(few_shot, most=12, noises=(0.1, 0.3, 0.45)),
     }
-    if taught:
-        made["taught"] = (partial(taught_chat, answers=taught), 12000, 0)
-    for name, (make, documents, more_seed) in made.items():
-        yield name, chats.chat_rows(make, count(documents), seed + more_seed)
 
-    few_shot = partial(demonstrations.training_rows, groups, words)
-    yield "repetition", demonstrations.repetition_rows(words, sentences, count(16000), seed)
-    yield "more_arithmetic", demonstrations.arithmetic_rows(count(40000), seed + 1)
-    yield "few_shot_tasks", demonstrations.task_rows(tasks, count(12000), seed)
-    yield "recall", demonstrations.recall_rows(sentences, words, count(20000), seed)
-    yield "majority", demonstrations.majority_rows(sentences, count(6000), seed)
-    yield "in_context_short", few_shot(count(20000), seed, most=6)
-    yield "in_context", few_shot(count(40000), seed + 1, most=16)
-    yield "more_in_context", few_shot(count(8000), seed + 2, most=12, noises=(0.1, 0.3, 0.45))
+
+def _drawn(make: Maker, count: int, seed: int) -> Rows:
+    """`count` rows of a maker of turns or rows, which sometimes gives none."""
+    draw = random.Random(seed)
+    while count:
+        if made := make(draw):
+            yield made if isinstance(made, dict) else sources.chat(made)
+            count -= 1
 
 
 def _read(data: Path, seed: int, *, kept_out: bool) -> Iterator[tuple[str, Rows]]:

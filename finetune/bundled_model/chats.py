@@ -1,6 +1,6 @@
 """Chats from tables: talks that refer to earlier turns, openers, not knowing, stories, small talk.
 
-A maker draws the turns of one chat; `chat_rows` makes rows of them.
+A maker draws the turns of one chat.
 
 Invariant: a reply fits every wording of its message, a follow-up cannot be answered without an
 earlier turn, and held-out problems, wordings and names do not occur.
@@ -10,20 +10,28 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 from typing import Any
 
-from finetune.bundled_model.questions import KINDS, QuestionTask, all_tasks, calculator_call, word
+from finetune.bundled_model.questions import (
+    CALLS,
+    QuestionTask,
+    all_tasks,
+    calculator_call,
+    known_fields,
+    word,
+)
 from finetune.bundled_model.sources import Pair, chat
 from finetune.bundled_model.tables import (
     Fields,
+    Lists,
     entries,
     filled,
     is_kept_out,
     made_up_word,
-    persons,
     table,
+    typed,
     with_article,
 )
 
@@ -34,10 +42,27 @@ Talks = Sequence[tuple[Sequence[str], Sequence[str]]]
 """Messages, each in several wordings, and the replies to any of them."""
 
 
+def several(
+    draw: random.Random, counts: Sequence[int], turn: Callable[[random.Random], Turns]
+) -> Turns:
+    """As many turns as one of `counts`, each drawn, and its message as people type it."""
+    turns: Turns = []
+    for _ in range(draw.choice(counts)):
+        message, *rest = turn(draw)
+        turns += [typed(draw, message), *rest]
+    return turns
+
+
 @cache
 def talks(name: str) -> Talks:
     """The talks of a table: "itself" or "everyday"."""
     return [(talk["said"], talk["replies"]) for talk in table(name)["talk"]]
+
+
+def one_of(draw: random.Random, known: Talks) -> Turns:
+    """A message of one of the talks, and a reply."""
+    messages, replies = draw.choice(known)
+    return [draw.choice(messages), draw.choice(replies)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +75,13 @@ class Asides:
     def turn(self, draw: random.Random) -> Turns:
         """One turn with its reply."""
         if draw.random() < 0.5:
-            question, replies = draw.choice(self.talks)
-            return [draw.choice(question), draw.choice(replies)]
+            return one_of(draw, self.talks)
         problem = draw.choice(self.tasks).training(draw)
         return [problem.question, problem.answer]
 
     def turns(self, draw: random.Random, counts: Sequence[int]) -> Turns:
         """As many turns as one of `counts`."""
         return [text for _ in range(draw.choice(counts)) for text in self.turn(draw)]
-
-
-def chat_rows(
-    make: Callable[[random.Random], Turns], count: int, seed: int
-) -> Iterator[dict[str, Any]]:
-    """Yield `count` chats as rows of `messages`."""
-    draw = random.Random(seed)
-    for _ in range(count):
-        yield chat(make(draw))
-
-
-def typed(draw: random.Random, question: str) -> str:
-    """A question as people type it: in lower case, or without a mark at the end."""
-    if draw.random() < 0.3:
-        question = question.lower()
-    return question.rstrip("?.") if draw.random() < 0.3 else question
-
-
-def _turn(draw: random.Random, pair: Sequence[str | list[str]], fields: Fields) -> Turns:
-    """A message and its reply, of which each is a text or a list to draw it from.
-
-    {X} is the field x with a capital at its beginning.
-    """
-    capitals = {name.capitalize(): text[0].upper() + text[1:] for name, text in fields.items()}
-    texts = [text if isinstance(text, str) else draw.choice(text) for text in pair]
-    return [filled(text, capitals | fields) for text in texts]
 
 
 # --- talks that refer to earlier turns ---------------------------------------------------
@@ -94,76 +92,23 @@ def _task(name: str) -> QuestionTask:
     return next(task for task in all_tasks() if task.name == name)
 
 
-_SOURCES: dict[str, Callable[[random.Random], str]] = {
-    "name": lambda draw: draw.choice(persons()),
-    "word": word,
-    "mind": lambda draw: str(draw.randrange(10, 1000)) if draw.random() < 0.5 else word(draw),
-    "country": lambda draw: draw.choice(sorted(table("facts")["capital"]["pairs"])),
-}
+def _talk(draw: random.Random, name: str, below: int = 50) -> list[Turns]:
+    """The turns of a talk of tables/talks.toml, which asks for no held-out problem.
 
-
-def _talk(draw: random.Random, name: str) -> list[Turns]:
-    """The turns of a talk of tables/talks.toml."""
-    if name in _WORKED_OUT:
-        return _WORKED_OUT[name](draw)
+    below: a bound of the numbers of a sum.
+    """
     talk = table("talks")[name]
-    fields = {
-        field: _SOURCES[source](draw) if isinstance(source, str) else draw.choice(source)
-        for field, source in talk["fields"].items()
-    }
-    if "country" in fields:
-        fields["city"] = table("facts")["capital"]["pairs"][fields["country"]]
-    if "kept" in fields:
-        fields["kind"] = "number" if fields["kept"].isdigit() else "word"
-    return [_turn(draw, pair, fields) for pair in talk["turns"]]
-
-
-def _capitals(draw: random.Random) -> list[Turns]:
-    """A question, then the same with only another country."""
-    capital, question = table("facts")["capital"], "What is the capital of {x}?"
-    pairs = capital["pairs"]
+    terms = [str(number) for number in range(1, below)]
+    numbers = {"term": terms, "other_term": terms, "third_term": terms}
+    lists = {**known_fields(), **numbers, **talk.get("fields", {})}
     while True:
-        first, *others = draw.sample(sorted(pairs), 3)
-        if not _task("capital").keeps_out({"x": first}, question):
-            break
-    turns = [_turn(draw, (question, capital["reply"]), {"x": first, "y": pairs[first]})]
-    for other in others[: draw.randint(1, 2)]:
-        pair = (table("talks")["capitals"]["others"], capital["reply"])
-        turns.append(_turn(draw, pair, {"x": other, "y": pairs[other]}))
-    return turns
-
-
-def _sums(draw: random.Random, below: int = 50) -> list[Turns]:
-    """A sum of numbers below a bound, and others that continue from its result."""
-    while True:
-        a, b, c = (draw.randrange(1, below) for _ in range(3))
-        if not _task("sum").keeps_out({"x": str(a), "y": str(b)}, ""):
-            break
-    results = {"sum": a + b, "total": a + b + c, "less": a + b + c - 1}
-    fields = {name: str(value) for name, value in ({"a": a, "b": b, "c": c} | results).items()}
-    talk = table("talks")["sums"]
-    turns = [_turn(draw, pair, fields) for pair in talk["turns"]]
-    return [*turns, _turn(draw, talk["less"], fields)] if draw.random() < 0.5 else turns
-
-
-# The questions of `_letters` on a word.
-_OF_LETTERS = ("spell", "reverse", "count_letters", "upper", "first_letter")
-
-
-def _letters(draw: random.Random) -> list[Turns]:
-    """A word, then questions about it that do not name it."""
-    while True:
-        x = word(draw, 7)
-        if not any(_task(name).keeps_out({"x": x}, "") for name in _OF_LETTERS):
-            break
-    answers = {"upper": x.upper(), "count": str(len(x)), "first": x[0], "reversed": x[::-1]}
-    fields = {"x": x, "spelt": "-".join(x)} | answers
-    talk = table("talks")["letters"]
-    turns = [_turn(draw, pair, fields) for pair in talk["turns"]]
-    return [*turns, *draw.sample([_turn(draw, pair, fields) for pair in talk["others"]], 2)]
-
-
-_WORKED_OUT = {"capitals": _capitals, "sums": _sums, "letters": _letters}
+        fields = Fields(draw, lists)
+        more = draw.sample(talk.get("more", []), draw.choice(talk.get("some", [0])))
+        turns = [[fields.fill(side) for side in pair] for pair in [*talk["turns"], *more]]
+        content = {name: text for name, text in fields.items() if name in ("x", "y")}
+        tasks = map(_task, talk.get("tasks", ()))
+        if not any(task.keeps_out(content, turns[0][0]) for task in tasks):
+            return turns
 
 
 def follow_ups(draw: random.Random, asides: Asides) -> Turns:
@@ -180,8 +125,8 @@ def follow_ups(draw: random.Random, asides: Asides) -> Turns:
 
 def close_talk(draw: random.Random) -> Turns:
     """One talk that continues from a result: sums below 100, or letters."""
-    turns = _sums(draw, 100) if draw.random() < 0.5 else _letters(draw)
-    return [text for pair in turns for text in pair]
+    pairs = _talk(draw, draw.choice(("sums", "letters")), below=100)
+    return [text for pair in pairs for text in pair]
 
 
 # --- people ------------------------------------------------------------------------------
@@ -208,38 +153,33 @@ def _name(draw: random.Random) -> str:
 
 def people(draw: random.Random, asides: Asides) -> Turns:
     """A chat in which somebody says who they are or what they like, and asks for it later."""
+    likes = entries(table("people")["likes"])
+    values = {
+        "name": lambda: _name(draw),
+        "liking": lambda: word(draw) if draw.random() < 0.3 else draw.choice(likes),
+    }
     statements: list[Turns] = []
     questions: list[Turns] = []
-
-    def both(kind: str, what: str) -> None:
-        wordings = table("people")[kind]
+    for kind in draw.choice((["name"], ["name"], ["liking"], ["name", "liking"])):
+        wordings, fields = table("people")[kind], Fields(draw, {}, {"x": values[kind]()})
         for turns, keys in ((statements, ("said", "replies")), (questions, ("ask", "answers"))):
-            message, reply = _turn(draw, [wordings[key] for key in keys], {"x": what})
+            message, reply = (fields.fill(wordings[key]) for key in keys)
             turns.append([typed(draw, message), reply])
-
-    kinds = draw.choice(("name", "name", "liking", "both"))
-    if kinds != "liking":
-        both("name", _name(draw))
-    if kinds != "name":
-        likes = entries(table("people")["likes"])
-        both("liking", word(draw) if draw.random() < 0.3 else draw.choice(likes))
     draw.shuffle(questions)
-    turns: Turns = []
-    for pair in (*statements, *questions):
-        turns += [*asides.turns(draw, (0, 0, 0, 1, 2, 4)), *pair]
-    return turns
+    chat = ([*asides.turns(draw, (0, 0, 0, 1, 2, 4)), *pair] for pair in (*statements, *questions))
+    return [text for pair in chat for text in pair]
 
 
 # --- small talk and single questions -----------------------------------------------------
 
 
-def everyday(draw: random.Random, about_itself: Talks) -> Turns:
-    """One to five turns of everyday small talk, some of them `about_itself`."""
-    turns: Turns = []
-    for _ in range(draw.choice((1, 1, 2, 3, 5))):
-        openings, replies = draw.choice(about_itself if draw.random() < 0.2 else talks("everyday"))
-        turns += [typed(draw, draw.choice(openings)), draw.choice(replies)]
-    return turns
+def everyday(draw: random.Random) -> Turns:
+    """One to five turns of everyday small talk, some of them about the model itself."""
+
+    def turn(draw: random.Random) -> Turns:
+        return one_of(draw, talks("itself" if draw.random() < 0.2 else "everyday"))
+
+    return several(draw, (1, 1, 2, 3, 5), turn)
 
 
 def small_talk(
@@ -256,20 +196,19 @@ def small_talk(
     )
     for _ in range(count):
         known = [
-            (parts[kind], {"x": draw.choice(parts[values])})
+            (parts[kind], Fields(draw, {}, {"x": draw.choice(parts[values])}))
             for kind, values, share in (("name", "names", 0.45), ("liking", "things", 0.4))
             if draw.random() < share
         ]
-        turns = [text for wordings, x in known for text in _turn(draw, wordings["said"], x)]
+        turns = [x.fill(text) for wordings, x in known for text in wordings["said"]]
         for _ in range(1 + int(draw.expovariate(1 / 5))):
             kind = draw.random()
             if kind < 0.35:
-                asked, replies = draw.choice(itself)
-                question, answer = draw.choice(asked), draw.choice(replies)
+                question, answer = one_of(draw, itself)
             else:
                 question, answer = draw.choice(friendly if kind < 0.75 else general)
             turns += [_greeting(draw, question), answer]
-        turns += [text for wordings, x in known for text in _turn(draw, wordings["asked"], x)]
+        turns += [x.fill(text) for wordings, x in known for text in wordings["asked"]]
         yield chat(turns, draw.choice(parts["systems"]) if draw.random() < 0.15 else "")
 
 
@@ -346,14 +285,8 @@ def _named(text: str) -> str:
 
 def openers(draw: random.Random, answered: Talks, asides: Talks) -> Turns:
     """An opener and one of its replies, sometimes two, and sometimes one more turn."""
-    turns: Turns = []
-    for _ in range(draw.choice((1, 1, 1, 2))):
-        (opener,), replies = draw.choice(answered)
-        turns += [opener, draw.choice(replies)]
-    if draw.random() < 0.3:
-        openings, others = draw.choice(asides)
-        turns += [typed(draw, draw.choice(openings)), draw.choice(others)]
-    return turns
+    turns = [text for _ in range(draw.choice((1, 1, 1, 2))) for text in one_of(draw, answered)]
+    return turns + several(draw, (0,) * 7 + (1,) * 3, lambda draw: one_of(draw, asides))
 
 
 # --- not knowing -------------------------------------------------------------------------
@@ -372,9 +305,9 @@ def abstention(draw: random.Random, asides: Asides) -> Turns:
 def declined(draw: random.Random) -> Turns:
     """A question in a training wording, and a reply that does not answer it."""
     kind = draw.choice(list(table("abstention")["kinds"].values()))
-    fields = _unknown_fields(draw)
-    reply = draw.choice(table("abstention")["replies"][kind["reply"]])
-    return [typed(draw, filled(draw.choice(kind["ask"]), fields)), filled(reply, fields)]
+    fields = Fields(draw, _unknown_things())
+    question = fields.fill(kind["ask"])
+    return [typed(draw, question), fields.fill(table("abstention")["replies"][kind["reply"]])]
 
 
 def held_out_questions(count: int, seed: int) -> list[str]:
@@ -384,17 +317,25 @@ def held_out_questions(count: int, seed: int) -> list[str]:
     for kind in cycle(table("abstention")["kinds"].values()):
         if len(different) == count:
             break
-        different[filled(draw.choice(kind["unseen"]), _unknown_fields(draw))] = None
+        different[Fields(draw, _unknown_things()).fill(kind["unseen"])] = None
     return list(different)
 
 
-def _unknown_fields(draw: random.Random) -> Fields:
+@cache
+def _unknown_things() -> Lists:
     rows = table("abstention")
-    fields = {name: draw.choice(entries(rows[part])) for name, part in rows["fields"].items()}
+    lists: dict[str, Any] = {name: entries(rows[part]) for name, part in rows["fields"].items()}
     for name in rows["names"]:
-        if draw.random() < _MADE_UP:
-            fields[name] = made_up_word(draw, 2).capitalize()
-    return fields | {"n": str(draw.randint(2, 999)), "d": str(draw.randint(1200, 2025))}
+        lists[name] = partial(_some_made_up, known=lists[name])
+    return lists | {
+        "n": lambda fields: str(fields.draw.randint(2, 999)),
+        "d": lambda fields: str(fields.draw.randint(1200, 2025)),
+    }
+
+
+def _some_made_up(fields: Fields, known: Sequence[str]) -> str:
+    draw = fields.draw
+    return made_up_word(draw, 2).capitalize() if draw.random() < _MADE_UP else draw.choice(known)
 
 
 # --- calls of the calculator -------------------------------------------------------------
@@ -408,23 +349,18 @@ def calls(draw: random.Random) -> Turns:
     What small numbers alone do not teach is to copy the numbers, digit by digit, into the call and
     its result into the answer.
     """
-    turns: Turns = []
-    for _ in range(draw.choice((1, 1, 2, 3))):
-        question, answer = call_question(draw)
-        turns += [typed(draw, question), answer]
-    return turns
+    return several(draw, (1, 1, 2, 3), call_question)
 
 
-def call_question(draw: random.Random) -> tuple[str, str]:
+def call_question(draw: random.Random) -> Turns:
     """A question, and the answer with its call and its result."""
-    kind = draw.choice(KINDS)
-    in_words = draw.random() < 0.5
-    a, b = _numbers(draw, kind, bare=not in_words)
-    call = calculator_call(kind, a, b)
-    who, what = draw.choice(persons()), draw.choice(table("language")["stories"]["things"]) + "s"
-    wording = draw.choice(table("calls")[kind]["story" if in_words else "bare"])
-    question = filled(wording, {"a": str(a), "b": str(b), "who": who, "what": what})
-    return question, f"{call} {what}." if in_words else call
+    kind, form = draw.choice(list(CALLS)), draw.choice(("story", "bare"))
+    a, b = _numbers(draw, kind, bare=form == "bare")
+    numbers = {"a": str(a), "b": str(b), "call": calculator_call(kind, a, b)}
+    fields = Fields(draw, known_fields(), numbers)
+    question = fields.fill(table("calls")[kind][form])
+    answer = "{call}" if form == "bare" else "{call} {what}."
+    return [question, fields.fill(answer)]
 
 
 def _numbers(draw: random.Random, kind: str, *, bare: bool) -> tuple[int, int]:
@@ -456,44 +392,17 @@ def story(draw: random.Random, kind: str, subject: str) -> str:
     """A plot of tables/plots.toml on a subject of a kind, a version of each sentence drawn."""
     plots = table("plots")
     lines = draw.choice(plots["thing" if kind == "thing" else "living"])["lines"]
-    fields = _story_fields(draw, kind, subject)
-    while True:
+    pronouns = [word for word in ("he", "she") if subject in table("subjects")[word]]
+    pronoun = "it" if kind == "animal" else draw.choice(pronouns or ["he", "she"])
+    known = dict(zip("xsoh", (subject, pronoun, *_PRONOUNS[pronoun]), strict=True))
+    lists = {name: plots[part] for name, part in plots["fields"].items()}
+    lists["f"] = [friend for friend in plots["friends"] if friend != subject]
+    text = ""
+    while text.count("{x}") < _NAMED:
         text = " ".join(draw.choice(versions) for versions in lines)
-        if text.count("{x}") < _NAMED:
-            continue
-        opening: str = draw.choice(plots["title"])
-        for name in "xfq":  # each after its right article
-            article = with_article(fields[name]).split()[0]
-            text = text.replace(f"a {{{name}}}", f"{article} {{{name}}}")
-            text = text.replace(f"A {{{name}}}", f"{article.capitalize()} {{{name}}}")
-        return opening + filled(text, fields)
-
-
-def _story_fields(draw: random.Random, kind: str, subject: str) -> Fields:
-    plots = table("plots")
-    time = draw.choice(plots["times"])
-    s = draw.choice(_pronouns(kind, subject))
-    return {
-        "x": subject,
-        "s": s,
-        "S": s.capitalize(),
-        "o": _PRONOUNS[s][0],
-        "h": _PRONOUNS[s][1],
-        "n": draw.choice(plots["names"]),
-        "f": draw.choice([friend for friend in plots["friends"] if friend != subject]),
-        "p": draw.choice(plots["places"]),
-        "t": draw.choice(plots["things"]),
-        "w": time,
-        "W": time.capitalize(),
-        "q": draw.choice(plots["qualities"]),
-    }
-
-
-def _pronouns(kind: str, subject: str) -> list[str]:
-    if kind == "animal":
-        return ["it"]
-    known = [pronoun for pronoun in ("he", "she") if subject in table("subjects")[pronoun]]
-    return known or ["he", "she"]
+    text = Fields(draw, lists, known).fill(draw.choice(plots["title"]) + text)
+    # The articles of the table stand before consonants.
+    return re.sub(r"\b([Aa]) (?=[aeiou])(?!uni)", r"\1n ", text)
 
 
 def stories(draw: random.Random, asides: Asides) -> Turns:

@@ -15,7 +15,7 @@ held out by their hash, and problems of the paper's evaluations are in no traini
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -42,7 +42,6 @@ Groups = Mapping[str, Sequence[str]]
 
 LABELS_KEPT_OUT, SENTENCES_KEPT_OUT = 0.15, 0.1  # fractions
 MOST_SHOTS = 16
-_RECALLED_WORDS, _VOTED_WORDS = 14, 30  # of a repeated text, of dissimilar texts
 _MOST_WORDS = 450  # few-shot prompts leave room in a window of 1,024 tokens
 
 
@@ -327,63 +326,54 @@ def _labelled(task: Classes, labels: Sequence[str]) -> list[Shot]:
 # --- rows --------------------------------------------------------------------------------
 
 
-def _until(count: int, seed: int, make: Callable[[random.Random], Row | None]) -> Iterator[Row]:
-    """Yield `count` rows of a maker that sometimes gives none."""
-    draw = random.Random(seed)
-    made = 0
-    while made < count:
-        row = make(draw)
-        if row:
-            made += 1
-            yield row
+def training_groups(groupings: Mapping[str, Groups]) -> dict[str, dict[str, list[str]]]:
+    """The sentences for training of groups that have enough of them."""
+    return _side(groupings, kept_out=False, least=20)
 
 
-def training_rows(
+def all_sentences(groupings: Mapping[str, Groups]) -> list[str]:
+    """The sentences of all groups of all groupings."""
+    return [text for groups in groupings.values() for texts in groups.values() for text in texts]
+
+
+def in_context(
+    draw: random.Random,
     groupings: Mapping[str, Groups],
+    sentences: Sequence[str],
     words: Sequence[str],
-    count: int,
-    seed: int,
     most: int,
     noises: Sequence[float] = (0.0, 0.0, 0.1, 0.25),
-) -> Iterator[Row]:
-    """Yield `count` rows of training tasks with at most `most` demonstrations.
+) -> Row | None:
+    """A row of a training task with at most `most` demonstrations.
 
-    groupings: ways to group sentences. words: any common ones. noises: one of them is the fraction
-    of wrong labels if demonstrations are the nearest, so that several count.
+    groupings: of `training_groups`; sentences: all of them. words: any common ones. noises: one of
+    them is the fraction of wrong labels if demonstrations are the nearest, so that several count.
     """
-    groupings = _side(groupings, kept_out=False, least=20)
-    sentences = [
-        text for groups in groupings.values() for texts in groups.values() for text in texts
-    ]
-
-    def make(draw: random.Random) -> Row | None:
-        classes = draw.choice((2, 2, 3, 4, 6))
-        per_class = draw.choice((6, 10, 20, 40))
-        kind = draw.random()
-        selection = draw.choice(("random", "random", "balanced", "nearest", "nearest"))
-        if kind < 0.2:
-            task = topics(draw, table("topics")["train"], classes, per_class)
-        elif kind < 0.35:
-            task = pattern(draw, patterns("training"), words, per_class)
-        elif kind < 0.45:
-            task, selection = look_up(draw, words, classes), "repeated"
-        elif kind < 0.6:
-            task = variations(draw, sentences, classes, 6)
-        else:
-            task = longer(grouped(draw, groupings, classes, per_class), draw.choice((1, 1, 2, 3)))
-            selection = draw.choice(("random", "nearest", "nearest"))
-        labels = draw_labels(draw, len(task.texts))
-        k = draw.randint(2, most)
-        noise = draw.choice(noises) if selection == "nearest" else 0.0
-        shots = shots_of(draw, task, labels, k, selection, noise)
-        if shots is None or sum(len(text.split()) for text, _ in shots) > _MOST_WORDS:
-            return None
-        # Demonstrations of one label need only a few examples.
-        if len({label for _, label in shots}) == 1 and draw.random() < 0.75:
-            return None
-        return few_shot_row(draw_layout(draw, labels), shots, guessable=False)
-
-    return _until(count, seed, make)
+    classes = draw.choice((2, 2, 3, 4, 6))
+    per_class = draw.choice((6, 10, 20, 40))
+    kind = draw.random()
+    selection = draw.choice(("random", "random", "balanced", "nearest", "nearest"))
+    if kind < 0.2:
+        task = topics(draw, table("topics")["train"], classes, per_class)
+    elif kind < 0.35:
+        task = pattern(draw, patterns("training"), words, per_class)
+    elif kind < 0.45:
+        task, selection = look_up(draw, words, classes), "repeated"
+    elif kind < 0.6:
+        task = variations(draw, sentences, classes, 6)
+    else:
+        task = longer(grouped(draw, groupings, classes, per_class), draw.choice((1, 1, 2, 3)))
+        selection = draw.choice(("random", "nearest", "nearest"))
+    labels = draw_labels(draw, len(task.texts))
+    k = draw.randint(2, most)
+    noise = draw.choice(noises) if selection == "nearest" else 0.0
+    shots = shots_of(draw, task, labels, k, selection, noise)
+    if shots is None or sum(len(text.split()) for text, _ in shots) > _MOST_WORDS:
+        return None
+    # Demonstrations of one label need only a few examples.
+    if len({label for _, label in shots}) == 1 and draw.random() < 0.75:
+        return None
+    return few_shot_row(draw_layout(draw, labels), shots, guessable=False)
 
 
 def _side(
@@ -408,65 +398,49 @@ def _is_held_out(sentence: str) -> bool:
     return is_kept_out(sentence, SENTENCES_KEPT_OUT)
 
 
-def _to_learn_from(sentences: Sequence[str], words: int) -> list[str]:
+def to_learn_from(sentences: Sequence[str], most: int) -> list[str]:
     """The sentences of at most so many words that are not held out."""
-    return [text for text in sentences if len(text.split()) <= words and not _is_held_out(text)]
+    return [text for text in sentences if len(text.split()) <= most and not _is_held_out(text)]
 
 
-def recall_rows(
-    sentences: Sequence[str], words: Sequence[str], count: int, seed: int
-) -> Iterator[Row]:
-    """Yield `count` rows in which a few texts recur, nearly unchanged, each with its label: nothing
-    to generalize, only the place to find again.
+def recall(draw: random.Random, sentences: Sequence[str], words: Sequence[str]) -> Row | None:
+    """A row in which a few texts recur, nearly unchanged, each with its label: nothing to
+    generalize, only the place to find again.
 
     Texts are sentences, or one or more words: short ones are found again sooner.
     """
-    sentences = _to_learn_from(sentences, _RECALLED_WORDS)
-
-    def make(draw: random.Random) -> Row | None:
-        classes = draw.choice((2, 3, 4, 6, 8))
-        texts = sentences
-        if draw.random() >= 0.5:
-            length = draw.choice((1, 1, 2, 3, 4, 6, 8, 10))
-            texts = [" ".join(draw.sample(words, length)) for _ in range(classes)]
-        task = variations(draw, texts, classes, 6)
-        labels = draw_labels(draw, classes)
-        shots = shots_of(draw, task, labels, draw.randint(classes, MOST_SHOTS), "repeated", 0.0)
-        return few_shot_row(draw_layout(draw), shots, guessable=False) if shots else None
-
-    return _until(count, seed, make)
+    classes = draw.choice((2, 3, 4, 6, 8))
+    texts = sentences
+    if draw.random() >= 0.5:
+        length = draw.choice((1, 1, 2, 3, 4, 6, 8, 10))
+        texts = [" ".join(draw.sample(words, length)) for _ in range(classes)]
+    task = variations(draw, texts, classes, 6)
+    labels = draw_labels(draw, classes)
+    shots = shots_of(draw, task, labels, draw.randint(classes, MOST_SHOTS), "repeated", 0.0)
+    return few_shot_row(draw_layout(draw), shots, guessable=False) if shots else None
 
 
-def majority_rows(sentences: Sequence[str], count: int, seed: int) -> Iterator[Row]:
-    """Yield `count` rows of dissimilar texts, most of one label: the answer where no demonstration
-    is like the query, or several nearest ones disagree.
+def majority(draw: random.Random, sentences: Sequence[str]) -> Row | None:
+    """A row of dissimilar texts, most of one label: the answer where no demonstration is like the
+    query, or several nearest ones disagree.
     """
-    sentences = _to_learn_from(sentences, _VOTED_WORDS)
-
-    def make(draw: random.Random) -> Row | None:
-        labels = draw_labels(draw, draw.choice((2, 2, 3, 4, 6)))
-        most, share = draw.choice(labels), draw.choice((0.4, 0.6, 0.8))
-        shots = [
-            (text, most if draw.random() < share else draw.choice(labels))
-            for text in draw.sample(sentences, draw.randint(4, MOST_SHOTS) + 1)
-        ]
-        return few_shot_row(draw_layout(draw, labels), shots, guessable=False)
-
-    return _until(count, seed, make)
+    labels = draw_labels(draw, draw.choice((2, 2, 3, 4, 6)))
+    most, share = draw.choice(labels), draw.choice((0.4, 0.6, 0.8))
+    shots = [
+        (text, most if draw.random() < share else draw.choice(labels))
+        for text in draw.sample(sentences, draw.randint(4, MOST_SHOTS) + 1)
+    ]
+    return few_shot_row(draw_layout(draw, labels), shots, guessable=False)
 
 
-def task_rows(tasks: Sequence[QuestionTask], count: int, seed: int) -> Iterator[Row]:
-    """Yield `count` few-shot prompts of single questions: one task per prompt, complete answers."""
-
-    def make(draw: random.Random) -> Row | None:
-        task = draw.choice(tasks)
-        problems = [task.training(draw) for _ in range(draw.randint(1, 9))]
-        # A prompt file may contain the question in words, or only its changing part.
-        bare = not task.taught and draw.random() < 0.5
-        shots = [(each.given if bare else each.question, each.answer) for each in problems]
-        return few_shot_row(draw_layout(draw, (), named=0.0), shots, guessable=True)
-
-    return _until(count, seed, make)
+def few_shot_task(draw: random.Random, tasks: Sequence[QuestionTask]) -> Row | None:
+    """A few-shot prompt of single questions of one task, with complete answers."""
+    task = draw.choice(tasks)
+    problems = [task.training(draw) for _ in range(draw.randint(1, 9))]
+    # A prompt file may contain the question in words, or only its changing part.
+    bare = not task.taught and draw.random() < 0.5
+    shots = [(each.given if bare else each.question, each.answer) for each in problems]
+    return few_shot_row(draw_layout(draw, (), named=0.0), shots, guessable=True)
 
 
 # --- sums of the GPT-3 paper -------------------------------------------------------------
@@ -482,59 +456,46 @@ def tested() -> frozenset[str]:
     return frozenset(item.input for name in SHARES for item in generate(name, _TESTED, 0))
 
 
-def arithmetic_rows(count: int, seed: int) -> Iterator[Row]:
-    """Few-shot prompts of 1 to 24 problems: of one task, or, equally often, of several."""
-    names, weights = list(SHARES), list(SHARES.values())
-
-    def problem(draw: random.Random, name: str) -> Shot:
-        while True:
+def arithmetic(draw: random.Random) -> Row | None:
+    """A few-shot prompt of 1 to 24 problems: of one task, or, equally often, of several."""
+    shots = draw.choice((1, 2, 4, 8, 16, 24))
+    one = draw.random() < 0.6
+    chosen = draw.choices(list(SHARES), list(SHARES.values()), k=1 if one else shots)
+    problems: list[Shot] = []
+    for name in chosen * (shots if one else 1):
+        item = generate(name, 1, draw.randrange(1, 2**32))[0]
+        while item.input in tested():
             item = generate(name, 1, draw.randrange(1, 2**32))[0]
-            if item.input not in tested():
-                return item.input, item.output
-
-    def make(draw: random.Random) -> Row | None:
-        shots = draw.choice((1, 2, 4, 8, 16, 24))
-        one = draw.random() < 0.6
-        chosen = draw.choices(names, weights, k=1 if one else shots) * (shots if one else 1)
-        problems = [problem(draw, name) for name in chosen]
-        return few_shot_row(task_prompt(chosen[0], ()), problems, guessable=True)
-
-    return _until(count, seed, make)
+        problems.append((item.input, item.output))
+    return few_shot_row(task_prompt(chosen[0], ()), problems, guessable=True)
 
 
 # --- texts that repeat themselves --------------------------------------------------------
 
 
-def repetition_rows(
-    words: Sequence[str], sentences: Sequence[str], count: int, seed: int
-) -> Iterator[Row]:
-    """`count` rows of `parts`, random, so that only the repetition predicts them."""
-
-    def make(draw: random.Random) -> Row:
-        once = draw.random() < 0.6
-        return {"parts": _repeated(draw, words, sentences) if once else _looked_up(draw, words)}
-
-    return _until(count, seed, make)
-
-
-def _items(draw: random.Random, words: Sequence[str], sentences: Sequence[str]) -> list[str]:
-    """Some items: words, made-up words, numbers, or the words of a sentence."""
-    count = draw.randint(3, 24)
-    match draw.choice(("words", "words", "made up", "numbers", "sentence", "mixed")):
-        case "words":
-            return [draw.choice(words) for _ in range(count)]
-        case "made up":
-            return [made_up_word(draw, draw.choice((1, 2))) for _ in range(count // 2 + 2)]
-        case "numbers":
-            return [str(draw.randrange(10 ** draw.randint(1, 4))) for _ in range(count // 2 + 2)]
-        case "sentence":
-            return draw.choice(sentences).split()
-    return [draw.choice((draw.choice(words), made_up_word(draw))) for _ in range(count)]
+def repetition(draw: random.Random, words: Sequence[str], sentences: Sequence[str]) -> Row:
+    """A row of `parts`, random, so that only the repetition predicts them."""
+    once = draw.random() < 0.6
+    return {"parts": _repeated(draw, words, sentences) if once else _looked_up(draw, words)}
 
 
 def _repeated(draw: random.Random, words: Sequence[str], sentences: Sequence[str]) -> list[str]:
-    """A sequence twice or more: one prompt and one answer."""
-    items = _items(draw, words, sentences)
+    """Words, made-up words, numbers or a sentence, twice or more: one prompt and one answer."""
+    count, kinds = (
+        draw.randint(3, 24),
+        ("words", "words", "made up", "numbers", "sentence", "mixed"),
+    )
+    match draw.choice(kinds):
+        case "words":
+            items = [draw.choice(words) for _ in range(count)]
+        case "made up":
+            items = [made_up_word(draw, draw.choice((1, 2))) for _ in range(count // 2 + 2)]
+        case "numbers":
+            items = [str(draw.randrange(10 ** draw.randint(1, 4))) for _ in range(count // 2 + 2)]
+        case "sentence":
+            items = draw.choice(sentences).split()
+        case _:
+            items = [draw.choice((draw.choice(words), made_up_word(draw))) for _ in range(count)]
     between = draw.choice((" ", " ", "\n", ", "))
     gap = draw.choice(("\n", "\n\n", between))
     once = between.join(items)
@@ -577,10 +538,7 @@ def held_out_tasks(
     """
     draw = random.Random(f"held out {seed}")
     kept_out = _side(groupings, kept_out=True, least=60)
-    sentences = [
-        text for groups in kept_out.values() for texts in groups.values() for text in texts
-    ]
-    lists = table("topics")["held_out"]
+    sentences, lists = all_sentences(kept_out), table("topics")["held_out"]
     forms = [*patterns("held_out").items()]
     made = [
         *(topics(draw, lists, classes, 12) for classes in (2, 2, 3, 3, 4)),

@@ -6,14 +6,12 @@ Invariant: the hash of a content alone decides whether it is held out, so every 
 import random
 import re
 import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from finetune.data.split import is_held_out, text_key
-
-Fields = dict[str, str]
-"""The values inserted into a wording, by name."""
 
 _ONSETS = "b bl br d dr f fl fr g gl gr k kl l m n p pl pr r s sk sl sn st t tr v w z".split()
 _VOWELS = "a e i o u oo ee".split()
@@ -33,16 +31,50 @@ def entries(text: str) -> list[str]:
     return [" ".join(entry.split()) for entry in text.split("|")]
 
 
-@cache
-def persons() -> list[str]:
-    """The first names of the short stories."""
-    stories = table("language")["stories"]
-    return [*stories["he"], *stories["she"]]
+class Fields(dict[str, str]):
+    """What is inserted into the wordings of a row: a field is drawn when it is first named, and is
+    then the same in all of them.
+
+    lists: what a field is drawn from, by its name: a text or several, in which other fields may be
+    named in braces, or a function of the fields. {X} is the field x with a capital at its
+    beginning.
+    """
+
+    def __init__(
+        self, draw: random.Random, lists: "Lists", known: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(known or {})
+        self.draw, self.lists = draw, lists
+
+    def __missing__(self, name: str) -> str:
+        source = self.lists.get(name)
+        if source is not None:
+            self[name] = source(self) if callable(source) else self.fill(source)
+            return self[name]
+        if not name[0].isupper():
+            raise KeyError(name)
+        text = self[name[0].lower() + name[1:]]
+        return text[0].upper() + text[1:]
+
+    def fill(self, wording: str | Sequence[str]) -> str:
+        """A wording, or one of several, with its fields; inserted text is not parsed again."""
+        text = wording if isinstance(wording, str) else self.draw.choice(wording)
+        return re.sub(r"\{(\w+)\}", lambda place: self[place[1]], text)
 
 
-def filled(wording: str, fields: Fields) -> str:
-    """A wording with its fields inserted; inserted text is not parsed again."""
+Lists = Mapping[str, str | Sequence[str] | Callable[[Fields], str]]
+
+
+def filled(wording: str, fields: Mapping[str, str]) -> str:
+    """A wording with some of its fields inserted; inserted text is not parsed again."""
     return re.sub(r"\{(\w+)\}", lambda place: fields.get(place[1], place[0]), wording)
+
+
+def typed(draw: random.Random, question: str) -> str:
+    """A question as people type it: in lower case, or without a mark at the end."""
+    if draw.random() < 0.3:
+        question = question.lower()
+    return question.rstrip("?.") if draw.random() < 0.3 else question
 
 
 def with_article(noun: str) -> str:

@@ -22,10 +22,10 @@ from chatapp.engine.events import Token
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.tasks.evaluation.journal import Journal, read_rows
-from finetune.bundled_model.chats import Turns, typed
+from finetune.bundled_model.chats import Turns
 from finetune.bundled_model.report import whole_reply
 from finetune.bundled_model.sources import clean
-from finetune.bundled_model.tables import entries, filled, table
+from finetune.bundled_model.tables import entries, filled, table, typed
 
 _OPTIONS = Options(
     Sampling(temperature=0.0, max_tokens=48), system="Answer in one short, simple sentence."

@@ -39,12 +39,30 @@ def test_what_is_kept_out_is_never_taught(task):
         assert measured == task.held_out(10, seed=0, unseen=unseen)
 
 
+def test_a_follow_up_asks_for_no_held_out_problem_and_answers_it_right():
+    draw, sums = random.Random(1), TASKS["sum"]
+    for _ in range(300):
+        chat = chats.close_talk(draw)
+        if chat[0].startswith(("What is", "Add")):
+            x, y = re.findall(r"\d+", chat[0])
+            z = int(re.findall(r"\d+", chat[2])[0])
+            results = [int(x) + int(y), int(x) + int(y) + z, int(x) + int(y) + z - 1]
+            assert chat[1::2] == [str(result) for result in results][: len(chat) // 2]
+            assert not sums.keeps_out({"x": x, "y": y}, "")
+        else:
+            word = chat[1].replace("-", "")
+            assert {*chat[3::2]} <= {word[::-1], str(len(word)), word.upper(), word[0]}
+            assert not TASKS["spell"].keeps_out({"x": word}, "")
+
+
 # --- in-context tuning -------------------------------------------------------------------
 
 
 def test_training_rows_hold_no_held_out_label_topic_or_sentence():
-    rows = list(demonstrations.training_rows(GROUPINGS, WORDS, 150, seed=0, most=8))
-    assert rows == list(demonstrations.training_rows(GROUPINGS, WORDS, 150, seed=0, most=8))
+    draw, groups = random.Random(0), demonstrations.training_groups(GROUPINGS)
+    shown = demonstrations.all_sentences(groups)
+    drawn = [demonstrations.in_context(draw, groups, shown, WORDS, most=8) for _ in range(300)]
+    rows = [row for row in drawn if row]
     text = "\n".join("".join(row["parts"]) for row in rows)
     labels = {part.strip() for row in rows for part in row["parts"][1::2]}
     never = set(table("layouts")["evaluation_labels"].split())
