@@ -26,6 +26,7 @@ from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.generation import FAILURES, CancelCheck, Cancelled, Continuation, Drawn
 from chatapp.engine.kernels.machine import ComputeLock, machine_memory
+from chatapp.engine.kernels.native_layers import AHEAD
 from chatapp.engine.model import LanguageModel, Request, one_after_another
 
 MOST_AT_ONCE = 8
@@ -181,25 +182,36 @@ class Batch:
         self._let_go()
         if self._cache is None or not self._members:
             return read
-        drawn: list[Drawn | Exception]
+        drawn: list[Drawn | Exception | None]
         try:
             with self._model.lock:
-                ids = [reply.sequence[-1] for _, reply in self._members]
-                logits = self._model.decoder.forward_rows(
-                    ids, self._cache, raise_if_cancelled=self._raise_if_cancelled
-                )
-                self._model.lock.compute_alone()
                 replies = [reply for _, reply in self._members]
-                drawn = [_drawn(*pair) for pair in zip(replies, logits, strict=True)]
+                drawn = self._drawn(replies, self._cache)
         except FAILURES as failure:
             drawn = [failure] * len(self._members)
         return read + [
             (number, event)
             for (number, reply), result in zip(self._members, drawn, strict=True)
             for event in (
-                [reply.fail(result)] if isinstance(result, Exception) else reply.add(result)
+                [reply.fail(result)]
+                if isinstance(result, Exception)
+                else reply.add(result)
+                if result is not None
+                else []
             )
         ]
+
+    def _drawn(
+        self, replies: list[Continuation], cache: RowCache
+    ) -> list[Drawn | Exception | None]:
+        """The next token of each; None of one that joined while others have tokens waiting."""
+        decoder = self._model.decoder
+        if any(reply.waiting for reply in replies) or write_ahead(decoder, replies, cache):
+            return [_next(reply, None) for reply in replies]
+        ids = [reply.sequence[-1] for reply in replies]
+        logits = decoder.forward_rows(ids, cache, raise_if_cancelled=self._raise_if_cancelled)
+        self._model.lock.compute_alone()
+        return [_next(reply, row) for reply, row in zip(replies, logits, strict=True)]
 
     def _left(self, number: int) -> int:
         """The tokens of a prompt that are not read yet."""
@@ -265,6 +277,24 @@ class Batch:
             raise Cancelled
 
 
+def write_ahead(
+    decoder: Decoder, replies: Sequence[Continuation], cache: KeyValueCache | RowCache
+) -> bool:
+    """Draw several more tokens for each sequence of a cache in one call, which wait in its reply.
+
+    False where each token needs a call of its own.
+    """
+    most = min(AHEAD, *(reply.room for reply in replies))
+    structs = [reply.begin_natively(decoder.vocabulary, most) for reply in replies]
+    samplings = [struct for struct in structs if struct is not None]
+    if len(samplings) < len(replies):
+        return False
+    written = decoder.write([reply.sequence[-1] for reply in replies], cache, samplings, most)
+    for reply, tokens in zip(replies, written, strict=False):
+        reply.end_natively(tokens)
+    return any(written)
+
+
 class SharedBatch:
     """Sequences that are drawn in turn and advance together: when the caller needs a token that is
     not computed yet, a step computes one for each sequence.
@@ -306,10 +336,14 @@ class SharedBatch:
             del self._computed[number]
 
 
-def _drawn(reply: Continuation, logits: Tensor) -> Drawn | Exception:
-    """The next token of a sequence, or the reason why there is none."""
+def _next(reply: Continuation, logits: Tensor | None) -> Drawn | Exception | None:
+    """The next token of a sequence, or the reason why there is none. logits: None where no token is
+    drawn but those that wait.
+    """
     try:
         reply.raise_if_cancelled()
+        if logits is None:
+            return reply.waiting.popleft() if reply.waiting else None
         return reply.draw(logits)
     except FAILURES as failure:
         return failure

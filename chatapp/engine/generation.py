@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -66,7 +67,8 @@ class Continuation:
 
     piece: a token's own text. ends: token ids that end a reply, beside those the request names.
     context: the model's window.
-    sequence: the tokens of prompt and reply. interventions: see `Request`. reused: tokens of the
+    sequence: the tokens of prompt and reply. waiting: tokens that are drawn after it, and not added
+    yet. interventions: see `Request`. reused: tokens of the
     prompt that came from a cache, for whoever computes it to say. has_ended: after its `Finished`,
     nothing comes.
     vocabulary: for a request with a constraint.
@@ -84,6 +86,7 @@ class Continuation:
         vocabulary: Vocabulary | None = None,
     ) -> None:
         self.sequence = list(request.ids)
+        self.waiting: deque[Drawn] = deque()
         self.interventions = request.interventions
         self.has_ended = False
         self._prompt_tokens = len(request.ids)
@@ -127,17 +130,17 @@ class Continuation:
 
     def begin_natively(self, vocabulary: int, most: int) -> SamplingStruct | None:
         """What the kernels draw its next tokens by, at most `most`, which fit into the reply; None
-        where each has to be looked at, or its logits are changed. Then comes `end_natively`.
+        where each has to be looked at, or its logits are changed, or it is cancelled.
         """
         is_watched = self._matcher is not None or self._top or self.interventions
-        if self.is_unbegun or self.has_ended or is_watched:
+        if self.is_unbegun or self.has_ended or self.is_cancelled or is_watched:
             return None
         return self._sampler.begin_natively(self.sequence, vocabulary, self._ends, most)
 
-    def end_natively(self, written: Written) -> list[Drawn]:
-        """What the kernels have drawn."""
+    def end_natively(self, written: Written) -> None:
+        """Keep what the kernels have drawn since `begin_natively`."""
         self._sampler.end_natively(len(written))
-        return [Drawn(id, logprob, ()) for id, logprob in written]
+        self.waiting.extend(Drawn(id, logprob, ()) for id, logprob in written)
 
     @property
     def room(self) -> int:
@@ -242,15 +245,6 @@ class Continuation:
         )
         reason = self._bound()
         return [token] if reason is None else [token, self._end(reason)]
-
-    def add_all(self, drawn: Iterable[Drawn]) -> Iterator[Event]:
-        """The events of tokens that were drawn one after another, as far as the reply goes."""
-        for number, token in enumerate(drawn):
-            if number and self.is_cancelled:
-                yield self.fail(Cancelled())
-            if self.has_ended:
-                return
-            yield from self.add(token)
 
     def fail(self, failure: BaseException) -> Finished:
         """The end, by one of `FAILURES`."""
@@ -364,11 +358,11 @@ class LocalGenerator(ABC):
         Calls `raise_if_cancelled` about every tenth of a second. The caller holds the lock.
         """
 
-    def write(self, reply: Continuation) -> list[Drawn]:
-        """Several next tokens, drawn in one call; none where the model cannot. The caller holds the
-        lock.
+    def write(self, reply: Continuation) -> bool:
+        """Draw tokens that wait in `reply` from then on; False where each needs a call of its own.
+        The caller holds the lock.
         """
-        return []
+        return False
 
     def change(self, interventions: Interventions) -> None:
         """Compute from now on with these; nothing computed with others is used again.
@@ -492,18 +486,20 @@ class LocalGenerator(ABC):
             except FAILURES as failure:
                 yield reply.fail(failure)
             else:
-                yield from reply.add_all(drawn)
+                yield from reply.add(drawn)
 
     @torch.inference_mode()
-    def _draw(self, reply: Continuation, *, is_alone: bool) -> list[Drawn]:
-        """Compute and draw a token, or several unless it is to be alone. Raises one of
-        `FAILURES`.
+    def _draw(self, reply: Continuation, *, is_alone: bool) -> Drawn:
+        """The next token; unless it is to be alone, several may be drawn at once, which wait.
+        Raises one of `FAILURES`.
         """
         reply.raise_if_cancelled()
+        if reply.waiting:
+            return reply.waiting.popleft()
         with self.lock:
             self.change(reply.interventions)
-            if not is_alone and (written := self.write(reply)):
-                return written
+            if not is_alone and self.write(reply):
+                return reply.waiting.popleft()
             logits, reused = self._next_logits(
                 reply.sequence, reply.raise_if_cancelled, reply.ahead
             )
@@ -511,7 +507,7 @@ class LocalGenerator(ABC):
             drawn = reply.draw(logits)
         if reply.is_unbegun:
             reply.reused = reused
-        return [drawn]
+        return drawn
 
     def _next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()

@@ -65,6 +65,7 @@ def test_both_are_what_each_is_alone_by_one_pass_for_both(store, tmp_path, bundl
         return compute(ids, *arguments, **options)
 
     monkeypatch.setattr(bundled.decoder, "forward_rows", counted)
+    monkeypatch.setattr(bundled.decoder, "write", lambda *_: [])
     events = drawn(pair_of(store, bundled), [SHORT, LONG])
     assert [text_of(of(events, side)) for side in (0, 1)] == texts
     assert texts[0] != texts[1]

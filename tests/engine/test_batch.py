@@ -235,6 +235,7 @@ def test_a_pass_that_fails_ends_those_it_was_for(local, monkeypatch):
         return compute(*arguments, **options)
 
     monkeypatch.setattr(local.decoder, "forward_rows", fail_once)
+    monkeypatch.setattr(local.decoder, "write", lambda *_: [])
     requests = [Request(PROMPT, replace(DRAWN, seed=n)) for n in range(batch.MOST_AT_ONCE + 2)]
     reasons = [outcome(events)[2] for events in together(local, requests)]
     assert reasons.count("error") == batch.MOST_AT_ONCE

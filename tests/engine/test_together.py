@@ -56,6 +56,7 @@ def rows(local, monkeypatch):
         return compute(ids, *arguments, **options)
 
     monkeypatch.setattr(local.decoder, "forward_rows", counted)
+    monkeypatch.setattr(local.decoder, "write", lambda *_: [])
     return rows
 
 
@@ -120,7 +121,7 @@ def test_a_pass_that_fails_is_told_to_each(local, monkeypatch):
 
     together = local.together(2)
     with monkeypatch.context() as broken:
-        broken.setattr(local.decoder, "forward_rows", fail)
+        broken.setattr(local.decoder, "write", fail)
         found = in_turn(together, REQUESTS[:2])
     assert [text(events)[2] for events in found] == ["error", "error"]
     found = in_turn(together, REQUESTS[:2])

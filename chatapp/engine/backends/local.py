@@ -11,7 +11,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from chatapp.engine.batch import SharedBatch, generate_many
+from chatapp.engine.batch import SharedBatch, generate_many, write_ahead
 from chatapp.engine.cache.key_values import CachePool, KeyValueCache, Lookup, PrefixTree
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
@@ -19,7 +19,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.weights import kept_weights, read_weights
-from chatapp.engine.generation import CancelCheck, Continuation, Drawn, LocalGenerator
+from chatapp.engine.generation import CancelCheck, Continuation, LocalGenerator
 from chatapp.engine.kernels.linear import (
     QUANTISED,
     layout,
@@ -28,7 +28,6 @@ from chatapp.engine.kernels.linear import (
     to_bfloat16,
 )
 from chatapp.engine.kernels.machine import device_for
-from chatapp.engine.kernels.native_layers import AHEAD
 from chatapp.engine.model import Generate, PieceTokenizer, Request
 from chatapp.engine.tokenizers import chat_tokenizer
 
@@ -160,20 +159,18 @@ class LocalModel(LocalGenerator):
         logits, reused = self._logits_after([*self.start, *ids], raise_if_cancelled, ahead)
         return logits, max(0, reused - len(self.start))
 
-    def write(self, reply: Continuation) -> list[Drawn]:
-        ids, most = [*self.start, *reply.sequence], min(AHEAD, reply.room)
-        struct = reply.begin_natively(self.vocabulary, most)
-        if struct is None or self._lookup.recall(ids) is not None:
-            return []
+    def write(self, reply: Continuation) -> bool:
+        ids = [*self.start, *reply.sequence]
+        if self._lookup.recall(ids) is not None:
+            return False
         self._cache, reused = self._pool.take(ids)
         if len(ids) - reused > 1 or self._guess(ids):
-            return []
+            return False
         try:
-            written = self.decoder.write(ids[-1:], self._cache, [struct], most)
+            return write_ahead(self.decoder, [reply], self._cache)
         except BaseException:
             self.forget()
             raise
-        return reply.end_natively(written[0]) if written else []
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """See `LanguageModel.generate_many`; the sequences share passes, see `batch`."""

@@ -231,10 +231,7 @@ class Decoder:
             return None
         if not isinstance(output, Linear | NativeLinear):
             return None
-        return NativeWriter(
-            *(self._native, self.token_embedding, a.embedding_scale, self.position_embedding),
-            *(self._norm.struct, output.struct),
-        )
+        return NativeWriter(self._native, a.embedding_scale, self._norm.struct, output.struct)
 
     @property
     def norm(self) -> LayerNorm | RMSNorm:
@@ -518,7 +515,8 @@ class Decoder:
         rows = self._native_rows(at, int(at.max()) + most, cache)
         if rows is None:
             return []
-        written = self._writer.write(last, rows, samplings, most)
+        embeddings = self.token_embedding, self.position_embedding
+        written = self._writer.write(*embeddings, last, rows, samplings, most)
         if isinstance(cache, RowCache):
             cache.commit(len(written[0]))
         else:

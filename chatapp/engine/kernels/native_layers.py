@@ -288,29 +288,22 @@ Written = list[tuple[int, float]]
 class NativeWriter:
     """Reads and draws token after token in one call.
 
-    embedding: (vocabulary, width), float32 or float16; scale: its factor. positions: their own
-    embedding, if there is one. norm: of the last states, weight and bias.
+    scale: of the embedding. norm: of the last states, weight and bias.
     """
 
-    __slots__ = ("_blocks", "_embeddings", "_library", "_rest")
+    __slots__ = ("_blocks", "_library", "_rest")
 
     def __init__(
-        self,
-        blocks: NativeBlocks,
-        embedding: Tensor,
-        scale: float,
-        positions: Tensor | None,
-        norm: native.Norm,
-        output: native.LinearStruct,
+        self, blocks: NativeBlocks, scale: float, norm: native.Norm, output: native.LinearStruct
     ) -> None:
         library = native.kernels().library
         assert library is not None
-        self._library, self._blocks = library, blocks
-        self._embeddings = embedding, positions
-        self._rest = scale, norm, output
+        self._library, self._blocks, self._rest = library, blocks, (scale, norm, output)
 
     def write(
         self,
+        embedding: Tensor,
+        positions: Tensor | None,
         last: Sequence[int],
         rows: TokenRows,
         samplings: Sequence[native.SamplingStruct],
@@ -318,12 +311,12 @@ class NativeWriter:
     ) -> list[Written]:
         """Read the token `last` of each row, draw one, read that, and so on.
 
+        embedding: (vocabulary, width), float32 or float16. positions: their own one, if there is.
         rows: the tokens `last`; their span has room for `most` more. most: tokens of each row.
         Ends sooner at one that ends a reply, after `AHEAD_SECONDS`, and before logits that are not
         finite. The rows get the same number of tokens.
         """
         library, count, structs = self._library, len(last), self._blocks.structs
-        embedding, positions = self._embeddings
         turns = rows.turn_addresses()
         of = ctypes.byref(
             native.DecoderStruct(

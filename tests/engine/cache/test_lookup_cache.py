@@ -80,7 +80,7 @@ def test_a_reply_that_repeats_takes_fewer_passes(local, monkeypatch):
         return hidden(ids, *rest, **more)
 
     monkeypatch.setattr(local.decoder, "hidden", counted)
-    monkeypatch.setattr(local, "write", lambda reply: [])
+    monkeypatch.setattr(local, "write", lambda reply: False)
     events = events_of(local, [3, 4, 5], Sampling(temperature=0, max_tokens=40, max_repeats=0))
     assert [e.id for e in events if isinstance(e, Token)] == [7] * 40
     # Three tokens until there is something to look up, then nine a pass.

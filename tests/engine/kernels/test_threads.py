@@ -228,7 +228,7 @@ def test_a_token_is_computed_on_free_cores_and_drawn_on_one_thread(machine, loca
 
     monkeypatch.setattr(LocalModel, "next_logits", noted(compute))
     monkeypatch.setattr(Sampler, "draw", noted(draw))
-    monkeypatch.setattr(LocalModel, "write", lambda *_: [])
+    monkeypatch.setattr(LocalModel, "write", lambda *_: False)
     list(local.generate(Request([1, 2, 3], Sampling(seed=0, max_tokens=2))))
     assert found == [5, 1, 5, 1]
 
