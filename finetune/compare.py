@@ -19,7 +19,7 @@ from rich.text import Text
 from chatapp.common.extras import require
 from chatapp.common.foreign import printable
 from chatapp.common.paths import RUN_RECORD
-from chatapp.common.userfiles import read_json_object, whole_file
+from chatapp.common.userfiles import whole_file
 from finetune.config.sections import ConfigError
 from finetune.training.display import Points, draw_curves
 from finetune.training.record import (
@@ -29,6 +29,7 @@ from finetune.training.record import (
     RESULT_FILE,
     read_log,
     read_record,
+    read_written,
 )
 
 FIGURES = {
@@ -103,7 +104,7 @@ def read_course(run: Path) -> Course:
             if _is_masked(config):
                 curves |= {own: curves.pop(key) or curves[own] for key, own in _MASKED.items()}
             end = run / RESULT_FILE
-            result = read_json_object(end, ConfigError) if end.exists() else {}
+            result = read_written(end) if end.exists() else {}
             return Course(
                 run.name,
                 config,

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from chatapp.common.foreign import printable
 from chatapp.common.paths import RUN_RECORD
-from chatapp.common.userfiles import UserError, read_json_object, write_whole
+from chatapp.common.userfiles import UserError, write_whole
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
@@ -60,6 +60,7 @@ from finetune.training.record import (
     check_unchanged,
     configuration_of,
     read_record,
+    read_written,
     without_places,
     write_json,
     write_record,
@@ -215,8 +216,7 @@ def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
     if not (folder / RESULT_FILE).exists():
         return True
     if wanted.max_steps > 0:
-        taken = int(read_json_object(folder / RESULT_FILE, ConfigError)["steps"])
-        return wanted.max_steps > taken
+        return wanted.max_steps > int(read_written(folder / RESULT_FILE)["steps"])
     return before.max_steps > 0 or wanted.epochs > before.epochs
 
 

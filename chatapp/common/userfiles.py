@@ -245,14 +245,14 @@ def _refuse_device(descriptor: int, path: Path) -> None:
         raise OSError(errno.ENODEV, "it is a device", str(path))
 
 
-def read_text(path: Path, error: type[UserError] = UserError) -> str:
-    """Read a UTF-8 file, without its byte order mark.
+def read_text(path: Path, error: type[UserError] = UserError, *, is_named: bool = True) -> str:
+    """Read a UTF-8 file, without its byte order mark. is_named: by the user, who may name a pipe.
 
     Raises FileNotFoundError when the file is missing, for callers that can do without it, and
     `error` when it is unreadable or not UTF-8, naming the line.
     """
     try:
-        data = _read_bounded(path)
+        data = _read_bounded(path) if is_named else read_regular(path)
     except FileNotFoundError:
         raise
     except OSError as problem:
@@ -320,9 +320,9 @@ def parse_toml(text: str, path: Path, error: type[UserError] = UserError) -> dic
 
 
 def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
-    """Read a JSON file that contains an object. Raises as `read_text` does, and `error`
-    otherwise."""
-    return parse_json_object(read_text(path, error), str(path), error)
+    """Read a JSON file that contains an object: this program's own, or one beside another. Raises
+    as `read_text` does, and `error` otherwise."""
+    return parse_json_object(read_text(path, error, is_named=False), str(path), error)
 
 
 def parse_json_object(text: str, origin: str, error: type[UserError] = UserError) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
@@ -33,7 +34,15 @@ from transformers.trainer_pt_utils import safe_globals
 
 from chatapp.common.foreign import parse_json
 from chatapp.common.paths import CHAT_TEMPLATE
-from chatapp.common.userfiles import locked, read_json_object, read_regular, write_whole
+from chatapp.common.userfiles import (
+    UserError,
+    locked,
+    open_regular,
+    read_json_object,
+    read_regular,
+    reason,
+    write_whole,
+)
 from chatapp.engine.errors import first_line
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
 from chatapp.prompting.chat_template import ChatTemplate
@@ -125,13 +134,18 @@ class Learner:
         """Whether each process has only a part of the weights."""
         return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
+    def _adds(self, name: str) -> bool:
+        """Whether a tensor is of the module that the objective adds."""
+        added = self.objective.added
+        return bool(added) and name.startswith(f"{added}.")
+
     def save_weights(self, folder: Path) -> None:
         """Write the model's own weights in its files, and the objective's module beside them."""
         added = self.objective.added
         state = self.accelerator.get_state_dict(self.called) if self.is_sharded else None
         if added:
             state = self.model.state_dict() if state is None else state
-            state = {key: value for key, value in state.items() if not key.startswith(f"{added}.")}
+            state = {key: value for key, value in state.items() if not self._adds(key)}
         if self.accelerator.is_main_process:
             with warnings.catch_warnings():
                 # A base that is a GGUF file has none; it is read only for a resized vocabulary.
@@ -158,8 +172,14 @@ class Learner:
         elif has_adapter(model):
             model.load_adapter(str(folder), model.active_adapter, is_trainable=True)
         else:
+            own = model.state_dict()
+            missing = {weight.data_ptr() for name, weight in own.items() if not self._adds(name)}
             for file in sorted(folder.glob("model*.safetensors")):
-                model.load_state_dict(load_file(file), strict=False)  # tied ones are stored once
+                weights = load_file(file)
+                model.load_state_dict(weights, strict=False)  # tied ones are stored once
+                missing -= {own[name].data_ptr() for name in weights if name in own}
+            if missing:
+                raise ValueError("it does not have all weights")
         self.objective.load(model, folder)
 
     def load_optimizer(self, folder: Path) -> None:
@@ -169,7 +189,13 @@ class Learner:
             load_fsdp_optimizer(*place, self.optimizer, self.called, str(folder))
             return
         state = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+        settings = [{**group, "params": None} for group in self.optimizer.param_groups]
+        for group, own in zip(state["param_groups"], settings, strict=True):
+            group.update({**own, "params": group["params"]})  # the run's, whatever stands there
         self.optimizer.load_state_dict(state)
+        for weight, kept in self.optimizer.state.items():
+            if any(value.dim() and value.shape != weight.shape for value in kept.values()):
+                raise ValueError("the optimizer's state has other shapes")
 
 
 def save_random_state(folder: Path, accelerator: Accelerator) -> None:
@@ -205,7 +231,7 @@ def _random_file(folder: Path, accelerator: Accelerator) -> Path:
 def checkpoints_of(folder: Path) -> list[Path]:
     """The checkpoints of a run, the oldest first; a folder with another name is not ours."""
     found = [path for path in folder.glob("checkpoint-*") if _NUMBERED.fullmatch(path.name)]
-    return sorted((path for path in found if path.is_dir()), key=_step)
+    return sorted((path for path in found if path.is_dir()), key=step_of)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -226,17 +252,35 @@ def check_whole(checkpoint: Path) -> None:
                 case ".json":
                     parse_json(read_regular(file))
                 case ".safetensors":
-                    with safe_open(file, "pt"):
+                    with open_regular(file), safe_open(file, "pt"):
                         pass
                 case ".pt" | ".pth":
-                    with ZipFile(file) as archive:
+                    with open_regular(file) as opened, ZipFile(opened) as archive:
                         if damaged := archive.testzip():
                             raise BadZipFile(f"{damaged} does not match its checksum")
         except (OSError, ValueError, BadZipFile, SafetensorError) as error:
             raise ConfigError(
-                f"{file}: is damaged: {first_line(error)}; remove {checkpoint.name} to continue "
-                "from the checkpoint before it"
+                f"{file}: is damaged: {reason(error)}; {_instead(checkpoint)}"
             ) from None
+
+
+@contextmanager
+def fits(checkpoint: Path) -> Iterator[None]:
+    """Raises ConfigError for whatever goes wrong in the block, where a whole checkpoint is read."""
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # torch, peft and the optimizers have many for a state of another
+        has_code = isinstance(error, UnpicklingError)  # whose words advise to run it
+        why = "it has objects that no checkpoint has" if has_code else first_line(error)
+        raise ConfigError(
+            f"{checkpoint}: is not of this run: {why}; {_instead(checkpoint)}"
+        ) from None
+
+
+def _instead(checkpoint: Path) -> str:
+    return f"remove {checkpoint.name} to continue from the checkpoint before it"
 
 
 @contextmanager
@@ -276,7 +320,8 @@ def _reason(error: Exception, folder: Path) -> str:
     return first_line(error)
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The number in its name."""
     return int(checkpoint.name.rpartition("-")[2])
 
 

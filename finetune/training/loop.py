@@ -19,7 +19,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, set_seed
 from torch import Tensor
 
-from chatapp.common.userfiles import read_json_object
 from finetune.config.sections import ConfigError, Steps
 from finetune.data.batches import (
     ByLength,
@@ -35,14 +34,14 @@ from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import Objective
 from finetune.training.checkpoints import (
     Learner,
+    fits,
     load_random_state,
     save_random_state,
+    step_of,
     whole_checkpoint,
 )
 from finetune.training.optimizer import WeightAverage, make_optimizer, schedule
-from finetune.training.record import write_json
-
-STATE_FILE = "trainer_state.json"
+from finetune.training.record import STATE_FILE, read_written, write_json
 
 
 class NotFinite(FloatingPointError):
@@ -95,8 +94,13 @@ class Progress:
 
     @classmethod
     def read(cls, path: Path) -> "Progress":
-        """The progress of a checkpoint; those that transformers' Trainer wrote are read too."""
-        state = read_json_object(path, ConfigError)
+        """The progress of a checkpoint; those that transformers' Trainer wrote are read too.
+
+        Raises ConfigError for one of another checkpoint.
+        """
+        state = read_written(path)
+        if not (state["best_global_step"] or 0) <= state["global_step"] == step_of(path.parent):
+            raise ConfigError(f"{path}: is not of {path.parent.name}")
         stopping = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
         older = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
         return cls(
@@ -248,7 +252,8 @@ class Loop:
         # epoch was saved, and after that of one at its end.
         batches: Iterator[Tensors] | None = iter(self._loader) if skipped else None
         if checkpoint:
-            load_random_state(checkpoint, self.accelerator)
+            with fits(checkpoint):
+                load_random_state(checkpoint, self.accelerator)
         return iter(self._loader) if batches is None else batches
 
     def _take(self, batches: list[Tensors]) -> None:
@@ -440,20 +445,22 @@ class Loop:
 
     def _load(self, checkpoint: Path) -> None:
         """Continue from a checkpoint, at the configured rate."""
-        self.learner.load_weights(checkpoint)
-        self.learner.load_optimizer(checkpoint)
-        for part in self._parts:
-            part.load(checkpoint, self.accelerator.process_index)
-        self.progress = Progress.read(checkpoint / STATE_FILE)
+        with fits(checkpoint):
+            self.progress = Progress.read(checkpoint / STATE_FILE)
+            self.learner.load_weights(checkpoint)
+            self.learner.load_optimizer(checkpoint)
+            for part in self._parts:
+                part.load(checkpoint, self.accelerator.process_index)
 
     def load_best(self) -> int:
         """Load the weights of the best step, if that is not the last; return the step."""
         last, best = self.progress.step, self.progress.best_step or 0
         if best and best != last:
             folder = self.plan.output / f"checkpoint-{best}"
-            self.learner.load_weights(folder)
-            if self.average:
-                self.average.load(folder, self.accelerator.process_index)
+            with fits(folder):
+                self.learner.load_weights(folder)
+                if self.average:
+                    self.average.load(folder, self.accelerator.process_index)
         return best or last
 
 

@@ -51,11 +51,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from chatapp.common.foreign import parse_json
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, read_regular, reason, write_whole
+from chatapp.common.validation import validated as checked
 from chatapp.engine.models.resolving import BUNDLED
 from finetune.config.sections import (
     ConfigError,
@@ -66,15 +69,76 @@ from finetune.config.sections import (
 )
 
 RESULT_FILE = "result.json"
+STATE_FILE = "trainer_state.json"
+"""How far a checkpoint is; see `finetune.training.loop.Progress`."""
+
 CARD_FILE = "README.md"
 """The model card."""
 
 PRETRAIN_RECORD = "pretrain.json"
 LOSSES_FILE = "losses.jsonl"
-_KEYS = {
-    RUN_RECORD: ("config", "template", "data", "weights", "precision", "processes"),
-    PRETRAIN_RECORD: ("config", "data"),
+
+
+def _day(text: str) -> str:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        raise ValueError("is not a day such as 2026-01-31") from None
+    return text
+
+
+class _Written(BaseModel):
+    """What is read again of a file that a run wrote; other keys are not looked at."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Pretraining(_Written):
+    config: dict[str, Any]
+    data: dict[str, str]
+    folder: str = ""
+
+
+class _Run(_Pretraining):
+    begun: Annotated[str, AfterValidator(_day)] = ""
+    template: dict[str, Any] | None
+    weights: str
+    precision: Literal["float32", "bfloat16"]
+    processes: int
+
+
+class _Result(_Written):
+    steps: int = Field(ge=0)
+    parameters: int | None = None
+    formula: str | None = None
+
+
+class _State(_Written):
+    global_step: int = Field(ge=0)
+    best_metric: float | None
+    best_global_step: int | None
+    without_gain: int = 0
+
+
+_SHAPES: dict[str, type[_Written]] = {
+    RUN_RECORD: _Run,
+    PRETRAIN_RECORD: _Pretraining,
+    RESULT_FILE: _Result,
+    STATE_FILE: _State,
 }
+"""Every JSON file that a run writes and reads again."""
+
+
+def read_written(path: Path) -> dict[str, Any]:
+    """A file of a run, one of `_SHAPES` by its name. Raises FileNotFoundError, and ConfigError that
+    names a key whose value cannot be one that was written.
+    """
+    return _checked(read_json_object(path, ConfigError), path)
+
+
+def _checked(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    checked(_SHAPES[path.name], data, ConfigError, origin=path, what="record")
+    return data
 
 
 def digest_of(record: dict[str, Any]) -> str:
@@ -101,15 +165,14 @@ def read_record(folder: Path, name: str = RUN_RECORD, *, untouched: bool = False
     if name == PRETRAIN_RECORD and "config" not in record:
         config = {key: value for key, value in record.items() if key != "digests"}
         record = {"config": config, "data": record.get("digests", {})}
-    if any(key not in record for key in _KEYS[name]):
-        raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(_KEYS[name])}")
+    _checked(record, path)
     if untouched and record.get("digest", "") not in ("", digest_of(record)):
         raise ConfigError(
             f"{path}: was changed since the run began, so a step would not be the run's own; "
             "start a new run for other settings"
         )
     config = record["config"]
-    if name == RUN_RECORD and isinstance(config, dict) and isinstance(config.get("train"), dict):
+    if name == RUN_RECORD and isinstance(config.get("train"), dict):
         config["train"].pop("watch", None)  # a key of older versions
     return record
 
@@ -255,7 +318,7 @@ class RunLog:
             return []
         rows = [row for row in read_log(self.path) if row["step"] <= step]
         if rows:
-            self._begun -= rows[-1]["seconds"]
+            self._begun -= rows[-1].get("seconds", 0.0)
         write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         return rows
 

@@ -52,7 +52,7 @@ def test_the_costs_are_in_the_table(tmp_path):
         last = {"step": 2, "loss": 5.0, "tokens_per_second": 100 + 20 * number}
         with (folder / "losses.jsonl").open("a") as log:
             log.write(json.dumps(last | {"memory_bytes": 3 * 2**20}) + "\n")
-        result = {"parameters": 1240, "formula": "V·H + 40; V = 300, H = 4"}
+        result = {"steps": 3, "parameters": 1240, "formula": "V·H + 40; V = 300, H = 4"}
         (folder / "result.json").write_text(json.dumps(result))
     comparison = RunComparison.of(runs)
     text = shown(comparison, tmp_path / "shown")

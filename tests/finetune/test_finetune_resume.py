@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_finetune as tiny
+import torch
 from fakes import reworded
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -205,3 +206,89 @@ def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(tmp_path, 
         resume(run, [*moved, "data.train.0.weight=2.0"], QUIET)
     resume(run, moved, QUIET)
     assert json.loads((run / "result.json").read_text())["steps"] == 12
+
+
+def fifo(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def keeping(file, **values):
+    file.write_text(json.dumps({**json.loads(file.read_text()), "digest": "", **values}))
+
+
+def with_tensors(file, change):
+    kept = torch.load(file, weights_only=True)
+    change(kept)
+    torch.save(kept, file)
+
+
+def shrink(state):
+    state["state"][0]["exp_avg"] = torch.zeros(1)
+
+
+STATE, RUN = "checkpoint-6/trainer_state.json", "run.json"
+DAMAGE = {
+    "folder": (lambda run: keeping(run / RUN, folder=0), r"'folder' is the number 0, exp"),
+    "day": (lambda run: keeping(run / RUN, begun="2026-13-99"), r"'begun' is not a day such as"),
+    "template": (lambda run: keeping(run / RUN, template=10**400), r"'template' is the number"),
+    "data": (lambda run: keeping(run / RUN, data=[[]]), r"'data' is a list, expected a table"),
+    "precision": (lambda run: keeping(run / RUN, precision="x"), r"'precision' is the string 'x'"),
+    "pipe": (lambda run: fifo(run / RUN), r"run\.json: cannot be read: it is not a regular file"),
+    "step": (lambda run: keeping(run / STATE, global_step=10**18), r"is not of checkpoint-6"),
+    "best": (lambda run: keeping(run / STATE, best_global_step=9), r"is not of checkpoint-6"),
+    "metric": (lambda run: keeping(run / STATE, best_metric=[1]), r"'best_metric' is a list"),
+    "weights": (
+        lambda run: save_file({"x": torch.zeros(1)}, run / "checkpoint-6/model.safetensors"),
+        r"checkpoint-6: is not of this run: it does not have all weights; remove checkpoint-6",
+    ),
+    "optimizer": (
+        lambda run: with_tensors(run / "checkpoint-6/optimizer.pt", shrink),
+        r"is not of this run: the optimizer's state has other shapes",
+    ),
+    "draws": (
+        lambda run: torch.save({}, run / "checkpoint-6/rng_state.pth"),
+        r"is not of this run: 'python'",
+    ),
+    "code": (
+        lambda run: torch.save(Path("x"), run / "checkpoint-6/optimizer.pt"),
+        r"is not of this run: it has objects that no checkpoint has; remove",
+    ),
+    "optimizer pipe": (
+        lambda run: fifo(run / "checkpoint-6/optimizer.pt"),
+        r"optimizer\.pt: is damaged: it is not a regular file",
+    ),
+    "result": (
+        lambda run: (run / "result.json").write_text('{"steps": "x"}'),
+        r"result\.json: 'steps' is the string 'x', expected a whole number",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
+        with pytest.raises(tiny.Killed):
+            train(tiny.saved_config(folder, train={"max_steps": 9}), QUIET)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_a_run_wrote_and_does_not_fit_it_is_a_sentence(killed, tmp_path, name):
+    damage, sentence = DAMAGE[name]
+    damage(run := shutil.copytree(killed, tmp_path / "run"))
+    with pytest.raises(ConfigError, match=sentence):
+        resume(run, ["train.max_steps=12"], QUIET)
+
+
+def test_the_settings_of_an_optimizer_are_the_runs(killed, tmp_path):
+    run = shutil.copytree(killed, tmp_path / "run")
+
+    def loosen(state):
+        state["param_groups"][0] |= {"lr": "x", "betas": None, "weight_decay": 1e9}
+
+    with_tensors(run / "checkpoint-6/optimizer.pt", loosen)
+    resume(run, [], QUIET)
+    assert max(tiny.trace(run).values()) < 10

@@ -210,3 +210,16 @@ async def test_hostile_requests_open_nothing_and_leave_nothing(
         assert ended[kind, 400]
     assert ended["trespass", 403]
     assert ended["trespass", 401]
+
+
+async def test_a_form_that_only_the_models_tokens_make_too_dear_ends_no_other_reply(tiny_folder):
+    model = load_model(str(tiny_folder), precision="float32", device="cpu")
+    async with serving(model, ACCESS) as client:
+        dear = BODY | {"structured_outputs": {"regex": "é{2,3}{9999}"}}
+        long, headers = BODY | {"max_tokens": 60}, {"Authorization": f"Bearer {KEY}"}
+        reply, refused = await asyncio.gather(
+            *(client.post(PATHS[0], body, headers=headers) for body in (long, dear))
+        )
+    assert reply["choices"][0]["text"]
+    assert refused["status"] == 400
+    assert "the pattern cannot be followed" in refused["error"]["message"]

@@ -90,7 +90,11 @@ class Matcher:
             self._feed(constraint.begun)
             if self._is_broken:
                 raise ConstraintError(f"the reply's beginning does not fit its {constraint.kind}")
-        if self.is_on and not self.is_over and not self.allowed().mask.any():
+        try:
+            begins = not self.is_on or self.is_over or self.allowed().mask.any()
+        except RuntimeError as error:  # too dear, which is seen only with the model's tokens
+            raise ConstraintError(str(error)) from None
+        if not begins:
             raise ConstraintError(
                 f"the model's vocabulary has no token with which a text of this "
                 f"{constraint.kind} can begin"
