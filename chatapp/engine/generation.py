@@ -274,6 +274,8 @@ class Continuation:
             reason = "length"
         last = self._text.flush()
         rest = self._repeats.flush(self._stops.push(last) + self._stops.flush())
+        if self._matcher is not None and reason == "repetition":
+            last = rest = "".join(map(self._text.push, self._matcher.close(self._repeats.dropped)))
         tokens = len(self.sequence) - self._prompt_tokens
         valid = None
         if self._matcher is not None:

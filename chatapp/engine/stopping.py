@@ -10,7 +10,8 @@ the prompt contains it twice in a row, or contains its words in their order and 
 asks for more of them, such as "times". The words alone do not suffice: small models repeat their
 prompt. JSON that a schema demands repeats its layout: a cycle of it has up to 128 tokens, one of
 more than 32 comes three times, and it counts only where the list, the object, or the text that it
-is within could have ended.
+is within could have ended. It is then closed in place of the comma
+before the cycle, if it could have been.
 """
 
 import re
@@ -90,13 +91,14 @@ class RepetitionFilter:
 
     prompt: returns the prompt's text, called only when a reply repeats itself. max_repeats: the
     most consecutive repetitions of a cycle; 0 disables the filter. is_json: whether a schema
-    demands its form. hit: whether the reply was ended; then there is no more output.
+    demands its form. hit: whether the reply was ended; then there is no more output. dropped: how
+    many tokens have no text then.
     """
 
     def __init__(
         self, prompt: Callable[[], str], max_repeats: int, *, is_json: bool = False
     ) -> None:
-        self.hit = False
+        self.hit, self.dropped, self._is_json = False, 0, is_json
         self._prompt = prompt
         self._max_repeats = max_repeats and max(2, max_repeats)  # once is no repetition
         self._ids: list[int] = []
@@ -130,9 +132,26 @@ class RepetitionFilter:
         if period:
             self.hit = True
             end = len(self._ids) - self._runs[period]
-            # The mark that closes the sentence is the first of the cycle if one preceded it, too.
-            return self._shown_to(end + (self._texts[end].strip() in _CLOSING))
-        return self._shown_to(len(self._ids) - max(map(self._open_run, range(len(self._runs)))))
+            if self._is_json:
+                end = end if self._separates(end) else self._before(end)
+            else:  # the mark that closes the sentence is the first of the cycle if one preceded it
+                end += self._texts[end].strip() in _CLOSING
+            self.dropped = len(self._ids) - end
+            return self._shown_to(end)
+        open_run = max(map(self._open_run, range(len(self._runs))))
+        return self._shown_to(self._before(len(self._ids) - open_run))
+
+    def _before(self, token: int) -> int:
+        """Of JSON, the comma before a token, if it is not shown and only layout is between."""
+        at = token - 1
+        while at > self._shown and not self._texts[at].strip('" \t\n'):
+            at -= 1
+        return at if self._is_json and at >= self._shown and self._separates(at) else token
+
+    def _separates(self, token: int) -> bool:
+        """Whether a token begins with a comma, or ends a text before one, where JSON's list or
+        object could have been closed."""
+        return self._closings[token][0] and self._texts[token].lstrip('" \t\n').startswith(",")
 
     def flush(self, rest: str) -> str:
         """The text held back and the rest of the text, at the end of the reply."""

@@ -29,7 +29,8 @@ _LONGEST_ENDING, _LONGEST_TRIAL, _TRIALS, _SEARCHES = 2048, 256, 6, 24
 """Tokens in which an end is looked for at first, and by chance, how often, and how many dear steps
 each trial may have: bounds, because other replies wait."""
 
-_LIMITS = ("length", "context")
+_CLOSED = ("length", "context", "repetition")
+"""Reasons for which JSON is closed."""
 
 _CUT = {
     "length": "it was cut off after {tokens} tokens, before its end",
@@ -82,6 +83,7 @@ class Matcher:
         """Tokens that end the text from here on, where they are known."""
         self._least = 0
         self._written = ""
+        self._texts: list[str] = []  # of the tokens after that
         self._is_broken = False
         self.is_on = not constraint.after
         self.has_begun = self.is_on
@@ -166,6 +168,20 @@ class Matcher:
         self._closing = [id, *ending]
         return id
 
+    def close(self, dropped: int) -> list[int]:
+        """Tokens that close the reply without its last `dropped` ones; none where none are found.
+        Then nothing more may come but its verdict.
+        """
+        state = self._state.deep_copy()
+        if not self.closes or not state.rollback(dropped):
+            return []
+        ending = self._ending(state, _LONGEST_TRIAL, 0)
+        if ending is None or not state.consume_tokens(ending):
+            return []
+        self._state = state
+        del self._texts[len(self._texts) - dropped :]
+        return ending
+
     def _ending(
         self, state: "LLMatcher", most: int, wanted: int, trials: int = 2
     ) -> list[int] | None:
@@ -223,7 +239,7 @@ class Matcher:
         if not self.is_on:
             self._watch(id, text)
             return
-        self._written += text
+        self._texts.append(text)
         self._waiting = self._waiting[1:] if self._waiting[:1] == [id] else []
         follows = self._closing is not None and self._closing[:1] == [id]
         self._closing = self._closing[1:] if self._closing is not None and follows else None
@@ -261,9 +277,9 @@ class Matcher:
         """
         if self._constraint.is_optional:
             return None, ""
-        kind, text = self._constraint.kind, (self._written + rest).strip()
+        kind, text = self._constraint.kind, "".join((self._written, *self._texts, rest)).strip()
         is_whole = self.has_begun and self._state.is_accepting()
-        is_whole = is_whole and (reason == "stop" or (reason in _LIMITS and self.closes))
+        is_whole = is_whole and (reason == "stop" or (reason in _CLOSED and self.closes))
         if not is_whole or self._is_broken:
             why = _CUT.get(reason, "it failed").format(tokens=tokens)
             return False, f"the reply does not fit its {kind}: {why}"

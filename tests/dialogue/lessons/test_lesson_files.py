@@ -8,6 +8,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.dialogue.lessons.checking import check_lesson
 from chatapp.dialogue.lessons.lesson import find_lesson
 from chatapp.dialogue.lessons.outcome import StepOutcome
+from chatapp.dialogue.lessons.teaching import Workshop
 from chatapp.engine.models.loading import load_model
 
 HEAD = 'title = "Mine"\nsettings = {temperature = 0, max_tokens = 2}\n'
@@ -45,6 +46,15 @@ def test_a_fault_is_named(tmp_path, lines, sentence):
     with pytest.raises(UserError, match=r"mine\.toml, line \d+: ") as caught:
         find_lesson(name)
     assert sentence in str(caught.value)
+
+
+def test_no_module_beside_a_lesson_replaces_one_of_ours(tmp_path):
+    (tmp_path / "typer.py").write_text("open('ran', 'w')")
+    (tmp_path / "own.toml").write_text("x = 1")
+    name = write(tmp_path, f'{HEAD}teach = {{mine = "own.toml"}}\n{STEP}prompt = "Hi"\n')
+    with Workshop(find_lesson(name)) as workshop, pytest.raises(UserError, match="own"):
+        workshop.folder("mine")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_lesson_needs_steps_and_a_name_that_exists(tmp_path):
