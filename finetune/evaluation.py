@@ -22,7 +22,7 @@ from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.tasks.metrics import estimate
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.preparation import LONGEST, choose_template, on_day
-from finetune.measuring.results import SCORES, Evaluation, GreedyAnswer, SetResult
+from finetune.measuring.results import SCORES, GreedyAnswer, ModelResult, SetResult
 from finetune.objectives.objective import Evaluator, ModelText, RowPrompt, objective_class
 from finetune.training.answers import greedy_replies
 from finetune.training.record import begun_on, configuration_of, read_record
@@ -174,7 +174,7 @@ def evaluate(
     progress: Progress,
     device: str = "auto",
     overrides: Sequence[str] = (),
-) -> Evaluation:
+) -> ModelResult:
     """Evaluate a model in its own template; without one, in that of the run.
 
     source, data_file, overrides: see `open_evaluated`. replies: number of greedy replies per set,
@@ -192,7 +192,7 @@ def compare(
     progress: Progress,
     device: str = "auto",
     overrides: Sequence[str] = (),
-) -> list[Evaluation]:
+) -> list[ModelResult]:
     """Evaluate models on the rows of the first one that fit all of them; else like `evaluate`."""
     candidates = [open_evaluated(model, models[0], data_file, overrides) for model in models]
     if len(candidates) > 1:
@@ -209,7 +209,7 @@ def compare(
 
 def _evaluate(
     candidate: EvaluatedModel, replies: int, max_tokens: int, progress: Progress, device: str
-) -> Evaluation:
+) -> ModelResult:
     evaluator, text = candidate.evaluator, candidate.evaluator.text
     network = load_network(candidate.files)
     evaluator.extend(network)
@@ -242,7 +242,7 @@ def _evaluate(
         )
     # A head's figures are per row, not per token, so tokenizers may differ.
     pieces = map(text.tokenizer.piece, range(text.tokenizer.size)) if text.template else ()
-    return Evaluation(text.name, evaluator.title, results, hash(tuple(pieces)))
+    return ModelResult(text.name, evaluator.title, results, hash(tuple(pieces)))
 
 
 def _answers(

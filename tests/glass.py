@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.decoder.families.architecture import Architecture, Attention
+from chatapp.engine.decoder.families.architecture import Architecture, BlockAttention
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.model import Sampling
 from chatapp.engine.tokenizers import END_OF_TEXT, BPETokenizer
@@ -44,7 +44,7 @@ def random_gpt2(*, context: int = 512, layers: int = 2, heads: int = 3) -> Local
         inner=16,
         vocabulary=tokenizer.get_vocab_size(),
         context=context,
-        attentions=(Attention(scale=8**-0.5),) * layers,
+        attentions=(BlockAttention(scale=8**-0.5),) * layers,
         norm="LayerNorm",
         epsilon=1e-5,
         activation="gelu_new",

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -60,148 +61,142 @@ if TYPE_CHECKING:
     from chatapp.tasks.files.documents import DocumentSet
 
 
-QuestionArgument = Annotated[
-    str | None, typer.Argument(help="The message. Standard input is appended to it.")
-]
-FilesOption = Annotated[
-    list[Path] | None,
-    typer.Option("--file", "-f", help="Insert a text file into the message; may be repeated."),
-]
-SystemOption = Annotated[
-    str | None,
-    typer.Option(help="Instructions, or a file of them, that replace the template's own."),
-]
-PersonaOption = Annotated[
-    str | None, typer.Option(help="Use a persona's instructions.", autocompletion=shared.personas)
-]
-LastOption = Annotated[
-    bool, typer.Option("--continue", "-c", help="Continue the last chat and save the answer in it.")
-]
-ChatOption = Annotated[
-    int | None,
-    typer.Option("--chat", help="Continue the chat with this id.", autocompletion=shared.chats),
-]
-ThinkOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--think/--no-think",
-        help="Turn thinking on or off, if the model's template has a switch for it.",
-        show_default=False,
-    ),
-]
-BestOfOption = Annotated[
-    int,
-    typer.Option(
-        "--best-of",
-        min=1,
-        max=256,
-        help="Sample this many answers; print the one that --reward scores highest.",
-    ),
-]
-RewardOption = Annotated[
-    str, typer.Option(help="A reward model: a finetune run with objective.kind = 'reward'.")
-]
-DocsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A file, folder or pattern to search for passages; may be repeated. Saved with "
-        "the chat."
-    ),
-]
-ToolsOption = Annotated[
-    str,
-    typer.Option(
-        help="Tools that the model may call, separated by commas: calculator,clock. Saved "
-        "with the chat."
-    ),
-]
-YesToolsOption = Annotated[
-    str, typer.Option(help="Tools that may run without asking you on the terminal first.")
-]
-ToolChoiceOption = Annotated[
-    Literal["own", "scored"] | None,
-    typer.Option(
-        help="own: the model opens calls itself. scored: the tool, or none, is chosen by "
-        "likelihood after examples. By default as `models info` says.",
-        show_default=False,
-    ),
-]
+@dataclass(frozen=True)
+class AskOptions:
+    """The options of `ask` beside those of sampling."""
 
-SchemaOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|JSON", help="Answer with JSON that fits this JSON schema, a file or its text."
-    ),
-]
-PatternOption = Annotated[
-    str | None, typer.Option(metavar="RE", help="Answer with a text that this pattern matches.")
-]
-GrammarOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Answer with a text of this Lark grammar.")
-]
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="Insert a text file into the message; may be repeated."),
+    ] = None
+    system: Annotated[
+        str | None,
+        typer.Option(help="Instructions, or a file of them, that replace the template's own."),
+    ] = None
+    persona: Annotated[
+        str | None,
+        typer.Option(help="Use a persona's instructions.", autocompletion=shared.personas),
+    ] = None
+    last: Annotated[
+        bool,
+        typer.Option("--continue", "-c", help="Continue the last chat and save the answer in it."),
+    ] = False
+    chat_id: Annotated[
+        int | None,
+        typer.Option("--chat", help="Continue the chat with this id.", autocompletion=shared.chats),
+    ] = None
+    model: shared.ModelOption = None
+    template: shared.TemplateOption = None
+    precision: shared.PrecisionOption = None
+    think: Annotated[
+        bool | None,
+        typer.Option(
+            "--think/--no-think",
+            help="Turn thinking on or off, if the model's template has a switch for it.",
+            show_default=False,
+        ),
+    ] = None
+    best_of: Annotated[
+        int,
+        typer.Option(
+            "--best-of",
+            min=1,
+            max=256,
+            help="Sample this many answers; print the one that --reward scores highest.",
+        ),
+    ] = 1
+    reward: Annotated[
+        str, typer.Option(help="A reward model: a finetune run with objective.kind = 'reward'.")
+    ] = ""
+    docs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A file, folder or pattern to search for passages; may be repeated. Saved with "
+            "the chat."
+        ),
+    ] = None
+    docs_method: shared.MethodOption = "bm25"
+    tools: Annotated[
+        str,
+        typer.Option(
+            help="Tools that the model may call, separated by commas: calculator,clock. Saved "
+            "with the chat."
+        ),
+    ] = ""
+    yes_tools: Annotated[
+        str, typer.Option(help="Tools that may run without asking you on the terminal first.")
+    ] = ""
+    mcp_servers: shared.McpServersOption = None
+    tool_choice: Annotated[
+        Literal["own", "scored"] | None,
+        typer.Option(
+            help="own: the model opens calls itself. scored: the tool, or none, is chosen by "
+            "likelihood after examples. By default as `models info` says.",
+            show_default=False,
+        ),
+    ] = None
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="Answer with JSON that fits this JSON schema, a file or its text.",
+        ),
+    ] = None
+    pattern: Annotated[
+        str | None,
+        typer.Option(metavar="RE", help="Answer with a text that this pattern matches."),
+    ] = None
+    grammar: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Answer with a text of this Lark grammar."),
+    ] = None
+    ablate: AblateOption = None
+    steer: SteerOption = None
+    no_server: shared.NoServerOption = False
+    as_json: shared.JsonOption = False
 
 
 @shared.sampling_options()
+@shared.grouped_options
 def ask(
     context: typer.Context,
-    question: QuestionArgument = None,
-    files: FilesOption = None,
-    system: SystemOption = None,
-    persona: PersonaOption = None,
-    last: LastOption = False,
-    chat_id: ChatOption = None,
-    model: shared.ModelOption = None,
-    template: shared.TemplateOption = None,
-    precision: shared.PrecisionOption = None,
-    think: ThinkOption = None,
-    best_of: BestOfOption = 1,
-    reward: RewardOption = "",
-    docs: DocsOption = None,
-    docs_method: shared.MethodOption = "bm25",
-    tools: ToolsOption = "",
-    yes_tools: YesToolsOption = "",
-    mcp_servers: shared.McpServersOption = None,
-    tool_choice: ToolChoiceOption = None,
-    schema: SchemaOption = None,
-    pattern: PatternOption = None,
-    grammar: GrammarOption = None,
-    ablate: AblateOption = None,
-    steer: SteerOption = None,
-    no_server: shared.NoServerOption = False,
-    as_json: shared.JsonOption = False,
+    flags: AskOptions,
+    question: Annotated[
+        str | None, typer.Argument(help="The message. Standard input is appended to it.")
+    ] = None,
 ) -> None:
     """Answer one question on standard output.
 
     Nothing is stored, unless a chat is continued.
     """
-    shared.name_mcp_servers(mcp_servers)
-    chat = _chat_to_go_on_with(last, chat_id)
-    _check_together(chat, system, persona, best_of, reward, tools)
-    constraint = _constraint_of(schema, pattern, grammar, tools)
-    wanted = _names_in(tools)
-    allowed = _allowed_names(_names_in(yes_tools), wanted)
+    shared.name_mcp_servers(flags.mcp_servers)
+    chat = _chat_to_go_on_with(flags)
+    _check_together(chat, flags)
+    constraint = _constraint_of(flags)
+    wanted = _names_in(flags.tools)
+    allowed = _allowed_names(_names_in(flags.yes_tools), wanted)
     settings = shared.settings_of(context, model=None if chat is None else chat.model)
-    text = _message_of(question, files or ())
-    own_system, asked_template = _instructions(system, persona, chat)
-    may_be_served = not (no_server or ablate or steer)
-    if may_be_served and not (chat or docs or wanted or reward or constraint):
-        question_only = ServedQuestion(text, own_system, settings.template, think)
-        if ask_served(question_only, settings, as_json=as_json):
+    text = _message_of(question, flags.files or ())
+    own_system, template_of_chat = _instructions(flags, chat)
+    may_be_served = not (flags.no_server or flags.ablate or flags.steer)
+    if may_be_served and not (chat or flags.docs or wanted or flags.reward or constraint):
+        question_only = ServedQuestion(text, own_system, settings.template, flags.think)
+        if ask_served(question_only, settings, as_json=flags.as_json):
             return
     loaded = load(settings.model, settings.precision, settings.device, may_be_served=may_be_served)
     from chatapp.dialogue.events import Options
     from chatapp.dialogue.turn import answer
     from chatapp.prompting.messages import Message
 
-    chosen = _template(loaded, settings.template, asked_template, think)
+    chosen = _template(loaded, settings.template, template_of_chat, flags.think)
     choices = choices_for(loaded, settings, chat)
-    documents = _documents(docs, docs_method, chat)
+    documents = _documents(flags, chat)
     read_now = None if chat else documents  # a chat searches its own
     sources = _sources(loaded, chosen, text, read_now, own_system, choices.sampling)
-    changes = changes_of(loaded, ablate, steer)
+    changes = changes_of(loaded, flags.ablate, flags.steer)
     toolbox = None
     if wanted and chat is None:
-        toolbox = _toolbox_of(loaded, chosen, wanted, allowed, tool_choice)
+        toolbox = _toolbox_of(loaded, chosen, wanted, allowed, flags.tool_choice)
     options = Options(
         choices.sampling, system=own_system, constraint=constraint, toolbox=toolbox, changes=changes
     )
@@ -213,34 +208,27 @@ def ask(
         return _reply_in(chat, loaded, chosen, text, options, *given)
 
     named = settings.model, choices, chosen.name
-    if reward:
+    if flags.reward:
         opening = [Message("system", own_system)] if own_system else []
-        messages = [*opening, Message("user", text)]
-        print_best(loaded, reply, options, *named, reward, messages, best_of, as_json=as_json)
-        return
-    print_answer(reply, options, *named, as_json=as_json, sources=sources)
+        scored = flags.reward, [*opening, Message("user", text)], flags.best_of
+        print_best(loaded, reply, options, *named, *scored, as_json=flags.as_json)
+    else:
+        print_answer(reply, options, *named, as_json=flags.as_json, sources=sources)
 
 
-def _check_together(
-    chat: "StoredChat | None",
-    system: str | None,
-    persona: str | None,
-    best_of: int,
-    reward: str,
-    tools: str,
-) -> None:
+def _check_together(chat: "StoredChat | None", flags: AskOptions) -> None:
     """Refuse options that exclude each other. Raises UserError."""
-    if best_of > 1 and not reward:
+    if flags.best_of > 1 and not flags.reward:
         raise UserError("--best-of needs a reward model to choose the best answer: --reward RUN")
-    if reward and tools:
+    if flags.reward and flags.tools:
         raise UserError("--reward and --tools cannot be used together")
     if chat is None:
         return
-    if system is not None or persona is not None:
+    if flags.system is not None or flags.persona is not None:
         raise UserError(
             f"chat {chat.id} already has instructions; --system and --persona are for a new chat"
         )
-    if reward:
+    if flags.reward:
         raise UserError("--reward cannot be used with -c or --chat")
 
 
@@ -261,17 +249,16 @@ def _template(
     return chosen
 
 
-def _documents(
-    paths: "Sequence[str] | None", method: str, chat: "StoredChat | None"
-) -> "DocumentSet | None":
+def _documents(flags: AskOptions, chat: "StoredChat | None") -> "DocumentSet | None":
     """The documents of `--docs`, with absolute paths for a chat. Raises DocumentsError."""
+    if not flags.docs:
+        return None
     from chatapp.tasks.files.documents import DocumentSet
 
-    if not paths:
-        return None
+    paths = flags.docs
     if chat is not None:
         paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
-    return DocumentSet(tuple(paths), method)
+    return DocumentSet(tuple(paths), flags.docs_method)
 
 
 def _read(documents: "DocumentSet") -> None:
@@ -351,17 +338,15 @@ def _reply_in(
                 yield event
 
 
-def _constraint_of(
-    schema: str | None, pattern: str | None, grammar: str | None, tools: str
-) -> "Constraint | None":
+def _constraint_of(flags: AskOptions) -> "Constraint | None":
     """The constraint of one of the options, or None. Raises UserError."""
-    given = {"schema": schema, "pattern": pattern, "grammar": grammar}
+    given = {"schema": flags.schema, "pattern": flags.pattern, "grammar": flags.grammar}
     named = [(kind, text) for kind, text in given.items() if text is not None]
     if not named:
         return None
     if len(named) > 1:
         raise UserError("use one of --schema, --pattern and --grammar")
-    if tools:
+    if flags.tools:
         raise UserError(f"--{named[0][0]} and --tools cannot be used together")
     from chatapp.engine.constraint.constraint import Constraint
 
@@ -378,15 +363,14 @@ def _message_of(question: str | None, files: Sequence[Path]) -> str:
     return text
 
 
-def _instructions(
-    system: str | None, persona: str | None, chat: "StoredChat | None"
-) -> tuple[str | None, str]:
+def _instructions(flags: AskOptions, chat: "StoredChat | None") -> tuple[str | None, str]:
     """The instructions and the template for a question; None and "" for the defaults.
 
-    system: a file's path, or the text itself. chat: the continued one, with its own template.
+    chat: the continued one, with its own template.
     """
     if chat is not None:
         return None, chat.asked_template
+    system, persona = flags.system, flags.persona
     if persona is None:
         return (None if system is None else _text_or_file(system)), ""
     if system is not None:
@@ -403,11 +387,12 @@ def _instructions(
     return chosen.system, chosen.template
 
 
-def _chat_to_go_on_with(last: bool, chat_id: int | None) -> "StoredChat | None":
+def _chat_to_go_on_with(flags: AskOptions) -> "StoredChat | None":
     """The chat with an id, or the last one; None for neither. Raises UserError."""
-    if not last and chat_id is None:
+    chat_id = flags.chat_id
+    if not flags.last and chat_id is None:
         return None
-    if last and chat_id is not None:
+    if flags.last and chat_id is not None:
         raise UserError("use either --continue or --chat, not both")
     with open_store() as store:
         if chat_id is None:

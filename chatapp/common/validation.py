@@ -111,13 +111,13 @@ def bounds_in_words(field: FieldInfo | None, *, name: str, **known: Any) -> str:
 
     name: of the key. known: a bound that need not be looked for.
     """
-    found = {
+    own = {
         bound: value
         for part in (field.metadata if field else ())
         for bound in ("ge", "gt", "le", "lt")
         if (value := getattr(part, bound, None)) is not None
     }
-    bounds = known | found
+    bounds = known | own
     if not bounds:
         return ""
     low = bounds.get("gt", bounds.get("ge", -math.inf))

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from chatapp.engine.cache.key_values import KeyValueCache, RowCache
 from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.errors import Cancelled
 from chatapp.engine.events import Event, Finished
-from chatapp.engine.generation import FAILURES, CancelCheck, Cancelled, Continuation, Drawn
+from chatapp.engine.generation import FAILURES, CancelCheck, Continuation, Drawn
 from chatapp.engine.kernels.machine import ComputeLock, machine_memory
 from chatapp.engine.kernels.native_layers import AHEAD
 from chatapp.engine.model import LanguageModel, Request, one_after_another

@@ -20,6 +20,10 @@ class NoDecoder(ModelError):
     """A model that may be valid, but that this program's own decoder does not support."""
 
 
+class Cancelled(Exception):
+    """The caller's cancel event was set during a computation, or while waiting for a server."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a library's error, without the pages that may follow, and without keys.
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from chatapp.engine.constraint.matching import Matcher
 from chatapp.engine.constraint.token_bytes import Vocabulary
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
-from chatapp.engine.errors import first_line
+from chatapp.engine.errors import Cancelled, first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.files.model_files import ModelFiles, read_generation_config
 from chatapp.engine.kernels.machine import ComputeLock
@@ -41,11 +41,6 @@ from chatapp.engine.model import (
 )
 from chatapp.engine.sampling import Sampler
 from chatapp.engine.stopping import RepetitionFilter, StopFilter
-
-
-class Cancelled(Exception):
-    """The caller's cancel event was set during a computation."""
-
 
 FAILURES = (Cancelled, RuntimeError, MemoryError, OSError)
 """Exceptions of a computation that end its reply."""

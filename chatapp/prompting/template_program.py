@@ -92,7 +92,7 @@ class _Tracked:
         return [self.text[end:start] for end, start in zip(ends, starts, strict=True)]
 
 
-def _rendered(program: "Program", request: dict[str, Any]) -> dict[str, Any]:
+def _rendered(program: "TemplateProgram", request: dict[str, Any]) -> dict[str, Any]:
     values, day = request["values"], request.get("today")
     now = datetime.now()
     today = date.fromisoformat(day) if day else now
@@ -160,12 +160,12 @@ class _Masks:
         """The white space that may be at one end (1) or the beginning (0) of a run's text."""
         if run is None:
             return {""}
-        found = {""}
+        spaces = {""}
         for text, mask in self.texts.items():
             if run[1] in mask:
                 size = len(text) - len(text.rstrip() if side else text.lstrip())
-                found.add(text[len(text) - size :] if side else text[:size])
-        return found
+                spaces.add(text[len(text) - size :] if side else text[:size])
+        return spaces
 
     def mask_stripped(self, origin: int, text: str) -> str:
         return self.mask(origin, text if origin == TEMPLATE else text.strip())
@@ -220,8 +220,8 @@ def _by_words(text: str, tracked: str, words: Mapping[str, list[str]]) -> "array
     origins = array("i")
     places = dict.fromkeys(words, 0)
     end, last = 0, ""
-    for found in _WORD.finditer(tracked):
-        private, between = found[1], tracked[end : found.start()]
+    for match in _WORD.finditer(tracked):
+        private, between = match[1], tracked[end : match.start()]
         if not text.startswith(between, len(origins)):
             return None
         inside = private == last and re.fullmatch(r"(?:\s|\\[nrt])*", between)
@@ -230,13 +230,13 @@ def _by_words(text: str, tracked: str, words: Mapping[str, list[str]]) -> "array
         for place in chain(range(first, len(known)), range(first)):
             word = known[place]
             form = next((form for form in _forms(word) if text.startswith(form, len(origins))), "")
-            if len(word) == len(found[0]) and form:
+            if len(word) == len(match[0]) and form:
                 break
         else:
             return None
         places[private] = place + 1
         origins.extend([ord(private) - _FIRST] * len(form))
-        end, last = found.end(), private
+        end, last = match.end(), private
     if text[len(origins) :] != tracked[end:]:
         return None
     origins.extend([TEMPLATE] * (len(tracked) - end))
@@ -284,9 +284,9 @@ def _give_tokens(
         if not any(token in mask for mask in masks.values()):
             continue
         origin = ord(private[1]) - _FIRST if private else 0
-        for found in re.finditer(re.escape(token), text):
-            if origins[found.start()] == TEMPLATE:
-                origins[found.start() : found.end()] = array("i", [origin]) * len(token)
+        for match in re.finditer(re.escape(token), text):
+            if origins[match.start()] == TEMPLATE:
+                origins[match.start() : match.end()] = array("i", [origin]) * len(token)
 
 
 def _as_runs(origins: "array[int]") -> list[list[int]]:
@@ -313,7 +313,7 @@ _GENERATION = {"generation_begin": _BEGIN, "generation_end": _END}
 """Values for the variables around the body of that tag; empty when the text itself is written."""
 
 
-class Program:
+class TemplateProgram:
     """A compiled chat template. variables: the names that it reads. constants: the texts in its
     expressions, the longest first. has_generation: whether it marks what is trained.
     """
@@ -355,8 +355,8 @@ class Program:
 
 
 @lru_cache(8)
-def _program(source: str) -> Program:
-    return Program(source)
+def _program(source: str) -> TemplateProgram:
+    return TemplateProgram(source)
 
 
 def _raise_exception(message: str) -> None:

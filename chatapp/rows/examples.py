@@ -283,12 +283,12 @@ def _column(record: Mapping[Any, Any], name: str, location: str) -> str:
 
 def _present(record: Mapping[Any, Any]) -> str:
     """The columns of a record, and the line that names them in a prompt file."""
-    found = [str(name) for name in list(record)[:10] if name is not None]
-    if len(found) < 2:
-        return f"there are {names(found)}"
-    ends = (json.dumps(name if len(name) <= 40 else "…") for name in (found[0], found[-1]))
+    present = [str(name) for name in list(record)[:10] if name is not None]
+    if len(present) < 2:
+        return f"there are {names(present)}"
+    ends = (json.dumps(name if len(name) <= 40 else "…") for name in (present[0], present[-1]))
     example = "columns = {{input = {}, output = {}}}".format(*ends)
-    return f"there are {names(found)}; name the right ones in the prompt file, such as {example}"
+    return f"there are {names(present)}; name the right ones in the prompt file, such as {example}"
 
 
 def _field(

@@ -485,7 +485,7 @@ def _parquet_labels(path: Path) -> Labels:
         with open_named(path) as file:
             known = parse_json((read_schema(file).metadata or {}).get(b"huggingface", b"{}"))
         features = known.get("info", {}).get("features", {})
-        return {name: tuple(each["names"]) for name, each in features.items() if "names" in each}
+        return {n: tuple(feature["names"]) for n, feature in features.items() if "names" in feature}
     except (OSError, ArrowException, ValueError, AttributeError, TypeError):
         return {}  # reading the rows says what is wrong
 

@@ -27,12 +27,12 @@ def inspect(
     from chatapp.lab.view import Subject, token_position
     from chatapp.lab.views import VIEWS
 
-    asked = body.views if isinstance(body.views, dict) else {name: {} for name in body.views}
-    for name in asked:
+    wanted = body.views if isinstance(body.views, dict) else {name: {} for name in body.views}
+    for name in wanted:
         if name not in VIEWS:
             hint = suggestion(name, VIEWS) or f"; there are {', '.join(VIEWS)}"
             raise BadRequestError(f"views: there is no view {name[:40]!r}{hint}", "views")
-    chosen = {name: VIEWS[name].options_of(values) for name, values in asked.items()}
+    chosen = {name: VIEWS[name].options_of(values) for name, values in wanted.items()}
     if (body.prompt is None) == (body.messages is None):
         raise BadRequestError("expected either prompt or messages", "prompt")
     answer: dict[str, Any] = {}

@@ -75,7 +75,7 @@ class Access:
     inside: bool = False
 
 
-class Server:
+class APIServer:
     """Serves models by their names."""
 
     def __init__(self, models: dict[str, Service], access: Access) -> None:
@@ -334,7 +334,7 @@ async def _write(request: web.Request, response: web.StreamResponse, data: bytes
 async def _streamed(
     request: web.Request, chunks: AsyncGenerator[Document], headers: dict[str, str]
 ) -> web.StreamResponse:
-    """Server-sent events. A mistake found before the first one is an ordinary answer."""
+    """APIServer-sent events. A mistake found before the first one is an ordinary answer."""
     try:
         first = await anext(chunks)
         headers |= _loss(request, first)

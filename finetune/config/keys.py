@@ -17,7 +17,7 @@ from finetune.config.sections import (
     DocumentSource,
     FinetuneConfig,
     PretrainConfig,
-    Task,
+    TaskSource,
     TrainSource,
 )
 
@@ -95,7 +95,7 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys(inner, f"{prefix}{name}." + ("N." if inner in _LISTED else ""))
 
 
-_LISTED = (DocumentSource, TrainSource, Task)
+_LISTED = (DocumentSource, TrainSource, TaskSource)
 """Tables of which there may be several."""
 
 _KINDS: dict[str, tuple[Any, str]] = {
@@ -143,7 +143,7 @@ def _values(annotation: Any) -> str:
         return "table of texts"
     if origin in (Union, types.UnionType):
         return ", or ".join(_values(member) for member in inner if member is not types.NoneType)
-    if annotation is Task:
+    if annotation is TaskSource:
         return "tables"
     return "paths and tables" if annotation in _LISTED else _WORDS[annotation]
 

@@ -30,7 +30,7 @@ def _checked_name(name: str) -> str:
     return name
 
 
-class Task(Section):
+class TaskSource(Section):
     """What a model is asked at each measurement: a prompt file with rows, or last words."""
 
     name: Annotated[str, AfterValidator(_checked_name)] = Field(
@@ -45,7 +45,7 @@ class Task(Section):
     limit: int = Field(100, ge=1, description="the most rows, drawn from the file")
 
 
-def _no_name_twice(tasks: list[Task]) -> list[Task]:
+def _no_name_twice(tasks: list[TaskSource]) -> list[TaskSource]:
     names = [task.name for task in tasks]
     for name in names:
         if name in get_args(Metric) or names.count(name) > 1:
@@ -56,7 +56,7 @@ def _no_name_twice(tasks: list[Task]) -> list[Task]:
     return tasks
 
 
-Tasks = Annotated[list[Task], AfterValidator(_no_name_twice)]
+Tasks = Annotated[list[TaskSource], AfterValidator(_no_name_twice)]
 TASKS = "what the model is asked at each measurement of held-out rows, each a table of its own"
 
 

@@ -70,7 +70,7 @@ class SetResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class ModelResult:
     """A model on every set. vocabulary: a hash of its tokenizer's pieces."""
 
     model: str
@@ -87,7 +87,7 @@ class Evaluation:
         }
 
 
-def differences(name: str, evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+def differences(name: str, evaluations: Sequence[ModelResult]) -> list[dict[str, Any]]:
     """Each two models on the rows of a set, in what both were scored: exact match and ROUGE-L of
     their replies, or the accuracy of their heads; see `metrics.Difference`."""
     having = [evaluation for evaluation in evaluations if name in evaluation.sets]
@@ -123,7 +123,7 @@ def _scored_alike(
         yield measure, ours, theirs, golds
 
 
-def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
+def show(evaluations: Sequence[ModelResult], replies: int) -> RenderableType:
     """Tables of one model, or of several side by side, with some of their replies."""
     parts: list[RenderableType] = []
     for name in evaluations[0].sets:
@@ -150,7 +150,7 @@ def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
     return Group(*parts)
 
 
-Columns = Sequence[tuple[Evaluation, SetResult]]
+Columns = Sequence[tuple[ModelResult, SetResult]]
 """The models that have a set of rows, and the results of each."""
 
 

@@ -120,7 +120,7 @@ class HeadRows:
         }
 
 
-class RowEncoder:
+class HeadRowEncoder:
     """Labelled rows to a head's sequences, under a policy for those that are too long.
 
     start, window: see `HeadEncoder`.
@@ -217,7 +217,7 @@ def read_labelled_rows(
     known = [row for _, rows in sources for row in rows]
     reads: Literal["first", "last"] = "first" if text.files.is_masked else "last"
     spec = spec or replace(_spec(head, known, length_of(data, window)), reads=reads)
-    encoder = RowEncoder(spec, tokenizer, start, window, data.too_long)
+    encoder = HeadRowEncoder(spec, tokenizer, start, window, data.too_long)
 
     train: list[HeadExample] = []
     for source, rows in sources:
@@ -268,7 +268,7 @@ def _spec(head: Head, rows: Sequence[Labelled], length: int) -> HeadSpec:
 
 
 def _encoded(
-    rows: Iterable[Labelled], encoder: RowEncoder, data: Data, report: Report
+    rows: Iterable[Labelled], encoder: HeadRowEncoder, data: Data, report: Report
 ) -> Iterator[HeadExample]:
     """The usable rows; the others are raised or counted."""
     for row in rows:

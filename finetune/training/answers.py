@@ -17,14 +17,13 @@ from chatapp.engine.backends.transformers_model import NetworkModel
 from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.tasks.evaluation.evaluate import Grid, Selectors, evaluate, plan, subset
-from chatapp.tasks.evaluation.evaluate import Task as Evaluated
+from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.tasks.evaluation.inputs import read_test
 from chatapp.tasks.evaluation.language_modelling import lambada, read_passages
 from chatapp.tasks.evaluation.report import results
 from chatapp.tasks.files.promptfile import load_prompt
 from chatapp.tasks.metrics import exact_match
-from finetune.config.sections import ConfigError, Task
+from finetune.config.sections import ConfigError, TaskSource
 from finetune.config.sections import Samples as SampleSettings
 from finetune.data.batches import TrainingRows
 from finetune.data.preparation import HELD_OUT
@@ -201,7 +200,7 @@ Measure = Callable[[LanguageModel, ChatTemplate], float]
 
 
 def read_tasks(
-    tasks: Sequence[Task], *, has_held_out: bool
+    tasks: Sequence[TaskSource], *, has_held_out: bool
 ) -> Callable[[LanguageModel, ChatTemplate], dict[str, float]]:
     """Measures a model by tasks, whose files are read at once: name -> figure, from 0 to 1.
 
@@ -220,7 +219,7 @@ def read_tasks(
     return figures
 
 
-def _measure(task: Task) -> Measure:
+def _measure(task: TaskSource) -> Measure:
     """Reads the files of a task, and measures a model by it."""
     if not task.prompt:
         passages = subset(read_passages(Path(task.test)), task.limit, 0)
@@ -233,7 +232,7 @@ def _measure(task: Task) -> Measure:
         return last_words
     prompt = load_prompt(Path(task.prompt))
     rows = subset(read_test(Path(task.test), prompt.columns), task.limit, 0)
-    evaluated = Evaluated(task.name, prompt, rows, task.test)
+    evaluated = Task(task.name, prompt, rows, task.test)
 
     def first_metric(model: LanguageModel, template: ChatTemplate) -> float:
         selectors = Selectors(evaluated, model, None)

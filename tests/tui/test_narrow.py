@@ -3,7 +3,7 @@
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.tui.widgets.dialog import Options
+from chatapp.tui.widgets.dialog import PlainOptions
 
 SIZES = [(width, height) for width in (0, 1, 2, 3, 5, 8, 12) for height in (0, 1, 2, 6)]
 
@@ -44,7 +44,7 @@ async def test_the_program_starts_in_a_narrow_terminal(open_app):
 @pytest.mark.parametrize("width", [0, 1, 2, 3])
 async def test_a_list_without_room_is_drawn(open_app, width):
     async with open_app() as driver:
-        options = Options("a line of text")
+        options = PlainOptions("a line of text")
         options.styles.width, options.styles.height = width, "auto"
         await driver.chat.mount(options)
         await squeeze(driver, [(100, 30), (40, 20)])

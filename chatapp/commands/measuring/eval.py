@@ -249,8 +249,8 @@ def _tell(
         report["comparisons"] = [
             dict(zip((*SETTING, "scoring", "metric"), one.setting, strict=True))
             | {"first": one.model, "second": other.model}
-            | asdict(found)
-            for one, other, found in pairs
+            | asdict(difference)
+            for one, other, difference in pairs
         ]
     if folder:
         try:
@@ -264,10 +264,10 @@ def _tell(
     print_table(results, all_columns=all_columns)
     if pairs:
         write("\nThe same items, 95 % intervals of the difference:\n")
-    for one, other, found in pairs:
+    for one, other, difference in pairs:
         task, shots, *rest, _ = one.setting
         setting = ", ".join((task, f"{shots} shots", *(x for x in rest if x not in ("none", "on"))))
-        words = found.words(one.model, other.model)
+        words = difference.words(one.model, other.model)
         write(printable(f"{one.metric} ({setting}), {words}") + "\n")
 
 

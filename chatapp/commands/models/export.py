@@ -195,12 +195,12 @@ def _answers(
 
     model = load_model(name, precision="float32")
     template = choose_template(model, "")
-    chats = [template.render([Message(*each) for each in chat]) for chat in _CHATS]
+    chats = [template.render([Message(*turn) for turn in chat]) for chat in _CHATS]
     own = [ids_of(without_start(chat, model), model.tokenizer) for chat in chats]
     own = [ids[: model.context - 1] for ids in own]
     given, greedy = prompts or own, Sampling(temperature=0.0, max_tokens=24)
     events = (model.generate(Request(ids, greedy, template.stop)) for ids in given)
-    written = [[event.id for event in each if isinstance(event, Token)] for each in events]
+    written = [[event.id for event in reply if isinstance(event, Token)] for reply in events]
     pairs = zip(given, replies or written, strict=True)
     scores = model.score([(ids, reply) for ids, reply in pairs if reply])
     return own, written, scores, model, template
@@ -230,7 +230,7 @@ def _ollama_template(model: "LanguageModel", template: "ChatTemplate") -> list[s
     end = Segment("end", "".join(ends[:1]))
 
     def written(chat: "Sequence[tuple[Role, str]]") -> str:
-        segments = without_start(template.render([Message(*each) for each in chat]), model)
+        segments = without_start(template.render([Message(*turn) for turn in chat]), model)
         return text_of(end if segment.kind == "end" else segment for segment in segments)
 
     none = ["# Its template has no form in Ollama's language; llama.cpp reads it from the file."]
@@ -252,8 +252,8 @@ def _ollama_template(model: "LanguageModel", template: "ChatTemplate") -> list[s
     }
     for chat in _CHATS:
         opening = [(roles[0], default)] if default and chat[0][0] != "system" else []
-        said = "".join(text.join(around[role]) for role, text in (*opening, *chat))
-        if said != written(chat) or '"""' in said + default or "{{" in said:
+        text = "".join(text.join(around[role]) for role, text in (*opening, *chat))
+        if text != written(chat) or '"""' in text + default or "{{" in text:
             return none
     cases = "{{ else if ".join(
         f'eq .Role "{role}" }}}}{"{{ .Content }}".join(texts)}' for role, texts in around.items()

@@ -86,17 +86,12 @@ def api(
     While it runs, `ask`, `run` and the chat use its models instead of loading them again.
     """
     from chatapp.common.settings import load_settings
-    from chatapp.engine.backends.remote.http import is_loopback
 
     if stop:
         _stop()
         return
     key = _key(key_env)
-    is_local = is_loopback(host)
-    if not is_local and not (expose and key):
-        raise UserError(
-            f"{host} can be reached from other machines; --expose with --key-env allows this"
-        )
+    hosts = _hosts(host, may_be_reached=expose and bool(key))
     names = models or [load_settings().model]
     if len(set(names)) < len(names):
         raise UserError(f"--model names {max(names, key=names.count)!r} twice")
@@ -105,7 +100,6 @@ def api(
         return
     from chatapp.server.server import Access
 
-    hosts = _LOOPBACK | {host} if is_local else frozenset[str]()
     access = Access(hosts, key, frozenset(origins or ()), inside)
     chosen = {"template": template, "precision": precision}
     _serve([load_settings(chosen | {"model": name}) for name in names], access, host, port)
@@ -118,6 +112,22 @@ def _key(variable: str | None) -> str:
     if not key:
         raise UserError(f"--key-env: the environment variable {variable} is empty or not set")
     return key
+
+
+def _hosts(host: str, *, may_be_reached: bool) -> frozenset[str]:
+    """The names by which requests may call the server; none where all are allowed.
+
+    Raises UserError for an address that other machines reach, unless it may be reached.
+    """
+    from chatapp.engine.backends.remote.http import is_loopback
+
+    if is_loopback(host):
+        return _LOOPBACK | {host}
+    if may_be_reached:
+        return frozenset()
+    raise UserError(
+        f"{host} can be reached from other machines; --expose with --key-env allows this"
+    )
 
 
 def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> None:
@@ -166,7 +176,7 @@ def _run(
     from aiohttp import web
 
     from chatapp.engine.models.running import OwnServer, Running, claim, forget, note
-    from chatapp.server.server import BACKLOG, SILENCE, Server
+    from chatapp.server.server import BACKLOG, SILENCE, APIServer
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("chatapp.server").setLevel(logging.INFO)
@@ -184,7 +194,7 @@ def _run(
         models = ", ".join(served)
         print(f"Serving {models} on {address} · Ctrl+C ends it", file=sys.stderr, flush=True)
 
-    application = Server(served, access).app()
+    application = APIServer(served, access).app()
     application.on_shutdown.append(_end_in_time)
     try:
         web.run_app(

@@ -39,7 +39,7 @@ _NAME = re.compile(r"[^\s/>]*")
 _REST = re.compile(r"""(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+')|=)*+>""")
 
 HtmlBlock = tuple[str, str, str, int]
-"""The text, place, title and level of a `reading.Block`."""
+"""The text, place, title and level of a `reading.TextBlock`."""
 
 
 def html_blocks(text: str) -> list[HtmlBlock]:
@@ -176,7 +176,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TextBlock:
     """A piece of a document that should not be cut.
 
     place: its beginning, in words: "line 12", "page 3". title: if it is a heading, else "". level:
@@ -204,7 +204,7 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
-def read_blocks(path: Path, data: bytes) -> list[Block]:
+def read_blocks(path: Path, data: bytes) -> list[TextBlock]:
     """The text of a file with the content `data`. Raises Unreadable when there is none."""
     suffix = path.suffix.lower()
     if suffix in _PICTURES:
@@ -218,9 +218,9 @@ def read_blocks(path: Path, data: bytes) -> list[Block]:
     return blocks
 
 
-def _text_blocks(suffix: str, text: str) -> Iterator[Block]:
+def _text_blocks(suffix: str, text: str) -> Iterator[TextBlock]:
     if suffix in _HTML:
-        return (Block(*block) for block in html_blocks(text))
+        return (TextBlock(*block) for block in html_blocks(text))
     if suffix in _TABLES:
         return _table_rows(text, _TABLES[suffix])
     if suffix in (".jsonl", ".ndjson"):
@@ -228,7 +228,7 @@ def _text_blocks(suffix: str, text: str) -> Iterator[Block]:
     return _paragraphs(text, markdown=suffix in _MARKDOWN)
 
 
-def _bounded(blocks: Iterator[Block]) -> Iterator[Block]:
+def _bounded(blocks: Iterator[TextBlock]) -> Iterator[TextBlock]:
     """Pass the blocks on.
 
     Raises Unreadable when they are many times larger than their file, as rows can be under long
@@ -257,15 +257,15 @@ def cleaned(text: str) -> str:
     return printable(re.sub(r"\r\n?|[\f\v\x85\u2028\u2029]", "\n", text))
 
 
-def _paragraphs(text: str, *, markdown: bool) -> Iterator[Block]:
+def _paragraphs(text: str, *, markdown: bool) -> Iterator[TextBlock]:
     """Text between empty lines; in Markdown also headings, except those in code."""
     lines: list[str] = []
     fence = ""
 
-    def block(before: int) -> Iterator[Block]:
+    def block(before: int) -> Iterator[TextBlock]:
         content = "\n".join(lines)
         if content.strip():
-            yield Block(content, f"line {before - len(lines)}")
+            yield TextBlock(content, f"line {before - len(lines)}")
         lines.clear()
 
     number = 0
@@ -277,7 +277,7 @@ def _paragraphs(text: str, *, markdown: bool) -> Iterator[Block]:
         level, title = _heading(line) if markdown and not fence else (0, "")
         if level:
             yield from block(number)
-            yield Block(line.strip(), f"line {number}", title, level)
+            yield TextBlock(line.strip(), f"line {number}", title, level)
         elif line or fence:
             lines.append(line)
         else:
@@ -295,7 +295,7 @@ def _heading(line: str) -> tuple[int, str]:
     return level, title.strip().rstrip(f"#{string.whitespace}")
 
 
-def _pdf_blocks(data: bytes) -> Iterator[Block]:
+def _pdf_blocks(data: bytes) -> Iterator[TextBlock]:
     try:
         pages = pdf_pages(data)
     except PdfError as error:
@@ -303,10 +303,10 @@ def _pdf_blocks(data: bytes) -> Iterator[Block]:
     for number, page in enumerate(pages, 1):
         for paragraph in re.split(r"\n\s*\n", cleaned(page)):
             if paragraph.strip():
-                yield Block(paragraph.strip("\n"), f"page {number}")
+                yield TextBlock(paragraph.strip("\n"), f"page {number}")
 
 
-def _table_rows(text: str, delimiter: str) -> Iterator[Block]:
+def _table_rows(text: str, delimiter: str) -> Iterator[TextBlock]:
     """Each row below the first as lines of "column: value"."""
     # The module's limit is global and others raise it; the text must not depend on it.
     csv.field_size_limit(2**31 - 1)
@@ -318,12 +318,12 @@ def _table_rows(text: str, delimiter: str) -> Iterator[Block]:
             fields = zip(row, chain(header, others), strict=False)
             lines = [f"{name}: {value.strip()}" for value, name in fields if value.strip()]
             if lines:
-                yield Block("\n".join(lines), f"line {rows.line_num}", alone=True)
+                yield TextBlock("\n".join(lines), f"line {rows.line_num}", alone=True)
     except csv.Error:
         raise Unreadable("no table that can be read") from None
 
 
-def _json_rows(text: str) -> Iterator[Block]:
+def _json_rows(text: str) -> Iterator[TextBlock]:
     """Each line as lines of "key: value", or unchanged when it is no object."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -336,7 +336,7 @@ def _json_rows(text: str) -> Iterator[Block]:
             fields = ((name, _shown(value)) for name, value in row.items())
             line = cleaned("\n".join(f"{name}: {value}" for name, value in fields if value))
         if line.strip():
-            yield Block(line.strip(), f"line {number}", alone=True)
+            yield TextBlock(line.strip(), f"line {number}", alone=True)
 
 
 def _shown(value: object) -> str:
@@ -357,13 +357,13 @@ class Piece:
     text: str
 
 
-def cut(blocks: Sequence[Block], size: int) -> Iterator[Piece]:
+def cut(blocks: Sequence[TextBlock], size: int) -> Iterator[Piece]:
     """Cut blocks into passages of at most `size` characters.
 
     A passage has whole paragraphs as long as they fit; each heading and each row begins a new one.
     A longer block is cut after a sentence, else after a word.
     """
-    headings: list[Block] = []
+    headings: list[TextBlock] = []
     texts: list[str] = []
     begins = ""
     has_body = False
@@ -393,7 +393,7 @@ def cut(blocks: Sequence[Block], size: int) -> Iterator[Piece]:
     yield from passage()
 
 
-def _path(headings: Sequence[Block]) -> str:
+def _path(headings: Sequence[TextBlock]) -> str:
     titles = [" ".join(heading.title.split())[:60] for heading in headings]
     return " > ".join(title for title in titles if title)
 

@@ -261,8 +261,8 @@ def _chat(document: _Document | ImportingError) -> ImportedChat:
 
 def _content(chat: ImportedChat) -> str:
     """A digest of what a chat says, by which one without an id is known again."""
-    said = [chat.system, *((message.role, message.text) for message in chat.messages)]
-    return "content:" + hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    content = [chat.system, *((message.role, message.text) for message in chat.messages)]
+    return "content:" + hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def store_chats(

@@ -232,7 +232,7 @@ class _Node(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ForeignProgram:
     """name: what the program is called. key: the one that only its chats have. ids, title:
     the keys of their id, the first that there is, and of their title.
     """
@@ -244,16 +244,16 @@ class Program:
     read: Callable[[dict[str, Any], str], _Read]
 
 
-def program_of(document: dict[str, Any]) -> Program | None:
+def program_of(document: dict[str, Any]) -> ForeignProgram | None:
     """The program that has written a chat, as its keys tell; None for none of these."""
     return next((program for program in PROGRAMS if program.key in document), None)
 
 
-def read_foreign(program: Program, document: dict[str, Any], place: str) -> ImportedChat:
+def read_foreign(program: ForeignProgram, document: dict[str, Any], place: str) -> ImportedChat:
     """A chat of another program. Raises ImportingError."""
     system, messages, note = program.read(document, place)
     ids = (document.get(key) for key in program.ids)
-    id = next((each for each in ids if isinstance(each, str) and each), "")
+    id = next((value for value in ids if isinstance(value, str) and value), "")
     return ImportedChat(
         title=text_of(document, program.title, place),
         system=system or None,
@@ -355,14 +355,14 @@ def _read_chatgpt(document: dict[str, Any], place: str) -> _Read:
             nodes[name] = _Node(entry.get("parent"), entry.get("message"), time)
     path, note = _path(nodes, document.get("current_node"), place, "mapping", is_whole=True)
     messages = []
-    for number, message in enumerate((each for each in path if each is not None), 1):
+    for number, message in enumerate((entry for entry in path if entry is not None), 1):
         _object(message, f"{place}, message {number}")
         is_hidden = _within(message, "metadata", "is_visually_hidden_from_conversation") is True
         role = None if is_hidden else _ROLES.get(str(_within(message, "author", "role")))
         parts = _list(_within(message, "content", "parts"))
         text = _with_files(_joined(parts, "text"), _within(message, "metadata", "attachments"))
         thoughts = _list(_within(message, "content", "thoughts"))
-        thought = _joined([_within(each, "content") for each in thoughts], "text", "\n\n")
+        thought = _joined([_within(part, "content") for part in thoughts], "text", "\n\n")
         # A picture that the user sent without words is a message, too: it has a reply.
         pictured = role == "user" and any(not isinstance(part, str) for part in parts)
         if role and (text.strip() or pictured or thought):
@@ -375,7 +375,7 @@ def _read_open_webui(document: dict[str, Any], place: str) -> _Read:
     history = _within(chat, "history", "messages")
     if not isinstance(history, dict):
         raise ImportingError(f"{place}: 'chat' has no 'history' with an object of 'messages'")
-    nodes = {name: _Node(_within(each, "parentId"), each) for name, each in history.items()}
+    nodes = {name: _Node(_within(entry, "parentId"), entry) for name, entry in history.items()}
     path, note = _path(nodes, _within(chat, "history", "currentId"), place, "messages")
     messages = []
     for number, message in enumerate(path, 1):
@@ -456,9 +456,9 @@ def _read_claude(document: dict[str, Any], place: str) -> _Read:
 
 
 PROGRAMS = (
-    Program("ChatGPT", "mapping", ("id", "conversation_id"), "title", _read_chatgpt),
-    Program("Claude", "chat_messages", ("uuid",), "name", _read_claude),
-    Program("LibreChat", "conversationId", ("conversationId",), "title", _read_librechat),
-    Program("open-webui", "chat", ("id",), "title", _read_open_webui),
+    ForeignProgram("ChatGPT", "mapping", ("id", "conversation_id"), "title", _read_chatgpt),
+    ForeignProgram("Claude", "chat_messages", ("uuid",), "name", _read_claude),
+    ForeignProgram("LibreChat", "conversationId", ("conversationId",), "title", _read_librechat),
+    ForeignProgram("open-webui", "chat", ("id",), "title", _read_open_webui),
 )
 """Every other program whose chats are read."""

@@ -319,8 +319,8 @@ def _gguf_file(path: Path) -> Path | None:
     """
     if not _holds_gguf(path):
         return None
-    found = path.glob(f"*{GGUF_SUFFIX}") if path.is_dir() else [path]
-    files = sorted({next(gguf_parts(file)) for file in found})
+    parts = path.glob(f"*{GGUF_SUFFIX}") if path.is_dir() else [path]
+    files = sorted({next(gguf_parts(file)) for file in parts})
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ModelError(f"{path}: there are {len(files)} GGUF files, {names}; name one of them")
@@ -414,7 +414,7 @@ def check_patterns(files: ModelFiles, names: Sequence[str]) -> None:
         elif key in _PATTERNS_IF_TEXTS or not isinstance(given, list | dict):
             continue
         patterns = [pattern for pattern in given if isinstance(pattern, str)]
-        if len(patterns) < 500 and all(re.fullmatch(r"[\w.-]*", each) for each in patterns):
+        if len(patterns) < 500 and all(re.fullmatch(r"[\w.-]*", text) for text in patterns):
             continue  # plain names
         try:
             fault = trial.ask([patterns, names], _MOST_SECONDS)

@@ -164,7 +164,7 @@ def running() -> Running | None:
     """The server that runs, if there is one."""
     try:
         document = _document()
-        found = Running(
+        server = Running(
             document["pid"],
             OwnServer(**document["server"]),
             tuple(_model_of(row) for row in document["models"]),
@@ -173,7 +173,7 @@ def running() -> Running | None:
     except _UNREADABLE:
         return None
     if lock is None:
-        return found
+        return server
     lock.release()  # the server has died
     return None
 

@@ -32,7 +32,7 @@ _PIECE = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}]*)\}|(?P<stray>[{}])|[^{}]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FieldPlace:
     """A place in a template where a value goes."""
 
     name: str
@@ -42,16 +42,16 @@ class Field:
 class Template:
     """Literals and fields in the order in which they are printed."""
 
-    pieces: tuple[str | Field, ...]
+    pieces: tuple[str | FieldPlace, ...]
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The names of the fields, each as often as it occurs."""
-        return tuple(piece.name for piece in self.pieces if isinstance(piece, Field))
+        return tuple(piece.name for piece in self.pieces if isinstance(piece, FieldPlace))
 
     def up_to_field(self, name: str) -> "Template":
         """The part before the first field of this name."""
-        return Template(self.pieces[: self.pieces.index(Field(name))])
+        return Template(self.pieces[: self.pieces.index(FieldPlace(name))])
 
     @property
     def ending(self) -> str:
@@ -103,7 +103,8 @@ class Form:
 
 def short_form(input_prefix: str, output_prefix: str) -> Form:
     """The form that two prefixes stand for."""
-    announced, input_field, answer = output_prefix.rstrip(" "), Field("input"), Field("output")
+    announced = output_prefix.rstrip(" ")
+    input_field, answer = FieldPlace("input"), FieldPlace("output")
     lead = "" if announced.endswith("\n") else " "
     inline = not announced or announced[0].isspace()
     marker = announced if inline else "\n" + announced
@@ -128,7 +129,8 @@ def named_form(example: str, query: str) -> Form:
     if not example:
         assert query_template is not None
         space = " " if query_template.ending == query_template.ending.rstrip() else ""
-        shown = Template((*query_template.pieces, *([space] if space else []), Field("output")))
+        between = [space] if space else []
+        shown = Template((*query_template.pieces, *between, FieldPlace("output")))
     else:
         shown = _parse(example, "example")
     named = [name for name in shown.fields if name != INSTRUCTION]
@@ -172,7 +174,7 @@ def _lead(example: Template, query: Template, output: str) -> str:
 
 
 def _parse(text: str, key: str) -> Template:
-    pieces: list[str | Field] = []
+    pieces: list[str | FieldPlace] = []
     literal = ""
     for match in _PIECE.finditer(text):
         if match["stray"]:
@@ -189,7 +191,7 @@ def _parse(text: str, key: str) -> Template:
             raise FormError(
                 key, f"holds {quoted(match[0])}, which is not the name of a field in braces"
             )
-        pieces += [literal, Field(name)] if literal else [Field(name)]
+        pieces += [literal, FieldPlace(name)] if literal else [FieldPlace(name)]
         literal = ""
     return Template((*pieces, *([literal] if literal else [])))
 

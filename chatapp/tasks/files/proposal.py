@@ -38,10 +38,10 @@ def propose(pool: str, path: Path) -> str:
     Raises PromptError when none can be read, or no column can be the answer or the input.
     """
     table = tables(source_at(Path(pool).expanduser()))[0]
-    found = list(islice(table.rows(), _ROWS))
-    rows = [row.fields for row in found if isinstance(row, Row)]
+    read = list(islice(table.rows(), _ROWS))
+    rows = [row.fields for row in read if isinstance(row, Row)]
     if not rows:
-        raise PromptError(str(found[0]) if found else f"{pool}: has no rows")
+        raise PromptError(str(read[0]) if read else f"{pool}: has no rows")
     columns = [name for name in rows[0] if isinstance(name, str) and not {"{", "}"} & set(name)]
     answer = _known(columns, (*OUTPUT_FIELDS, *OTHER_OUTPUTS, "Class Index")) or _recurring(
         columns, rows
@@ -91,8 +91,8 @@ def _recurring(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str
 def _inputs(texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """The columns of the input: a known pair, a known name, or the longest text."""
     for pair in _PAIRS:
-        if all(found := tuple(_known(texts, [name]) for name in pair)):
-            return found
+        if all(columns := tuple(_known(texts, [name]) for name in pair)):
+            return columns
     if name := _known(texts, (*INPUT_FIELDS, *OTHER_INPUTS)):
         return (name,)
     longest = max(texts, key=lambda name: sum(len(row.get(name, "")) for row in rows), default="")

@@ -33,7 +33,7 @@ from chatapp.tui.platform.actions import COMMAND, Acting, Action, ActionError, i
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import LibraryScreen, choice_of, choosable_names
 from chatapp.tui.widgets.message import MessageView
-from chatapp.tui.widgets.prompt import Completion
+from chatapp.tui.widgets.prompt import CommandCompletion
 
 NONE = "none"
 """The argument that ends what a command has begun."""
@@ -412,7 +412,7 @@ class SlashCommands:
             if value.startswith(argument) and value != argument
         ]
 
-    def described(self, text: str, completions: Sequence[str]) -> list[Completion]:
+    def described(self, text: str, completions: Sequence[str]) -> list[CommandCompletion]:
         """Completions of a text with their descriptions.
 
         completions: of the text; if empty, the command in the text is described.
@@ -420,11 +420,11 @@ class SlashCommands:
         is_named = text.startswith("/") and text[1:].split(" ", 1)[0].lower() in self._by_name
         return [self._described(completion) for completion in completions or [text] * is_named]
 
-    def _described(self, completion: str) -> Completion:
+    def _described(self, completion: str) -> CommandCompletion:
         entry = self._by_name.get(completion.strip()[1:].lower())
         if entry is None:
-            return Completion(completion)
-        return Completion(completion, entry.argument, entry.command_words)
+            return CommandCompletion(completion)
+        return CommandCompletion(completion, entry.argument, entry.command_words)
 
     def _find(self, text: str) -> tuple[Action, str]:
         """The command in a text, and its argument. Raises ActionError."""

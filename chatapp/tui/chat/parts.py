@@ -26,7 +26,7 @@ from chatapp.tui.widgets.approval import Approval
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar
 from chatapp.tui.widgets.message import MessageView
-from chatapp.tui.widgets.prompt import Complete, Completions, Prompt, QueuedMessages
+from chatapp.tui.widgets.prompt import CommandCompletions, Complete, PromptInput, QueuedMessages
 from chatapp.tui.widgets.status import KeyBar, StatusLine
 from chatapp.tui.widgets.transcript import Transcript
 from chatapp.tui.widgets.welcome import Welcome
@@ -106,7 +106,7 @@ class Sidebar(Acting, Vertical):
 class ChatWidgets:
     """The widgets of a conversation's screen.
 
-    complete: returns the commands that the prompt's text may become. take_back: see `Prompt`.
+    complete: returns the commands that the prompt's text may become. take_back: see `PromptInput`.
     kind: the widget of a message.
     """
 
@@ -129,8 +129,8 @@ class ChatWidgets:
         self.find = FindBar()
         self.queued = QueuedMessages()
         self.attached = Static(id="attached", markup=False)
-        self.completions = Completions()
-        self.prompt = Prompt(self.earlier_inputs, complete, take_back)
+        self.completions = CommandCompletions()
+        self.prompt = PromptInput(self.earlier_inputs, complete, take_back)
         self.status = StatusLine()
 
     def compose(self) -> ComposeResult:

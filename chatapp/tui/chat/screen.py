@@ -48,7 +48,7 @@ from chatapp.tui.screens.texts import CopyScreen
 from chatapp.tui.widgets.approval import Approval, ToolAsks
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar
-from chatapp.tui.widgets.prompt import Completion, Prompt
+from chatapp.tui.widgets.prompt import CommandCompletion, PromptInput
 from chatapp.tui.widgets.welcome import QUESTION
 
 if TYPE_CHECKING:
@@ -90,13 +90,13 @@ class Attachments:
         return [f"{text[:place]}{named(name)} " for name in find_fuzzily(letters, self._names)]
 
     @staticmethod
-    def described(text: str, completions: Sequence[str]) -> list[Completion]:
+    def described(text: str, completions: Sequence[str]) -> list[CommandCompletion]:
         """The names of the files alone."""
         from chatapp.dialogue.documents.attachments import begun_name
 
         begun = begun_name(text)
         start = 0 if begun is None else begun[0]
-        return [Completion(completion[start:]) for completion in completions]
+        return [CommandCompletion(completion[start:]) for completion in completions]
 
     async def _list(self) -> None:
         from chatapp.dialogue.documents.attachments import list_here
@@ -278,7 +278,7 @@ class ChatScreen(MessageActions, ModelActions):
 
     # Input of the prompt
 
-    @on(Prompt.Changed)
+    @on(PromptInput.Changed)
     def _prompt_changed(self) -> None:
         self.controls.keep_draft()
         self.widgets.follow_prompt()

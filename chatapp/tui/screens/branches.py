@@ -15,7 +15,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.tui.platform.actions import Action
-from chatapp.tui.widgets.dialog import Dialog, Options
+from chatapp.tui.widgets.dialog import Dialog, PlainOptions
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.message_parts import TextBody
 
@@ -55,7 +55,7 @@ class BranchScreen(Dialog[int | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Branches", classes="title")
-            yield Options()
+            yield PlainOptions()
             yield Static(id="nothing", markup=False)
             yield Static("● is shown now · Enter goes to a message · Esc closes", classes="hint")
 
@@ -118,7 +118,7 @@ class RankScreen(Dialog[list[int] | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Rank the replies, the best first", classes="title")
-            yield Options()
+            yield PlainOptions()
             with VerticalScroll(can_focus=False):
                 yield TextBody()
             yield Static("u moves a reply up, d down · Enter saves · Esc cancels", classes="hint")

@@ -20,10 +20,10 @@ from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.turn import ReplyTurn, ShownReply
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.runtime import in_words
-from chatapp.tui.widgets.dialog import Field, LeftOnce, Options
+from chatapp.tui.widgets.dialog import Field, LeftOnce, PlainOptions
 from chatapp.tui.widgets.message import SPEAKERS, status_words
 from chatapp.tui.widgets.message_parts import TextBody
-from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.prompt import PromptInput
 from chatapp.tui.widgets.rendered import difference
 from chatapp.tui.widgets.status import KeyBar
 
@@ -166,7 +166,7 @@ class Side(Vertical):
         self.query_one(".note", Static).update(printable(words))
 
 
-class _Ready(Options):
+class _Ready(PlainOptions):
     """Comparisons to choose from, between the prompt and the fields: arrows lead on at its ends."""
 
     def action_cursor_up(self) -> None:
@@ -220,7 +220,7 @@ class CompareScreen(LeftOnce[ComparisonResult]):
     def compose(self) -> ComposeResult:
         with Vertical(id="asked"):
             if isinstance(self._message, str):
-                yield Prompt(self._earlier_inputs, lambda text: [])
+                yield PromptInput(self._earlier_inputs, lambda text: [])
             yield Static(SPEAKERS["user"], classes="header")
             with VerticalScroll(can_focus=False):
                 yield TextBody("" if isinstance(self._message, str) else self._message.text)
@@ -235,7 +235,7 @@ class CompareScreen(LeftOnce[ComparisonResult]):
         self._show_problem("")
         self._describe()
         if isinstance(self._message, str):
-            prompt = self.query_one(Prompt)
+            prompt = self.query_one(PromptInput)
             prompt.give_back(self._message)
             prompt.focus()
         else:
@@ -244,12 +244,12 @@ class CompareScreen(LeftOnce[ComparisonResult]):
 
     # Asking
 
-    @on(Options.OptionSelected)
-    def _take_ready(self, event: Options.OptionSelected) -> None:
+    @on(PlainOptions.OptionSelected)
+    def _take_ready(self, event: PlainOptions.OptionSelected) -> None:
         changes = list(self._ready.values())[event.option_index]
         for side, change in zip(self._sides, changes, strict=True):
             side.query_one(Field).value = change
-        self.query("Prompt, Side Field").first().focus()
+        self.query("PromptInput, Side Field").first().focus()
 
     @on(Input.Changed)
     def _describe(self) -> None:
@@ -262,7 +262,7 @@ class CompareScreen(LeftOnce[ComparisonResult]):
         if self.has_class("-sent"):
             self._ask("")
         else:
-            self.query_one(Prompt).action_submit()
+            self.query_one(PromptInput).action_submit()
 
     @on(events.Submitted)
     def _submitted(self, event: events.Submitted) -> None:
@@ -281,7 +281,7 @@ class CompareScreen(LeftOnce[ComparisonResult]):
                 self._pair = self._conversation.pair(text or sent)
         except ValueError as error:
             if text:
-                self.query_one(Prompt).give_back(text)
+                self.query_one(PromptInput).give_back(text)
             self._show_problem(in_words(error))
             return
         if text:
@@ -308,7 +308,7 @@ class CompareScreen(LeftOnce[ComparisonResult]):
             self._pair = None
             if isinstance(self._message, str):
                 self.remove_class("-sent")
-                self.query_one(Prompt).give_back(self._message)
+                self.query_one(PromptInput).give_back(self._message)
         self.query_one("#ready").display = True
         open_sides[0].query_one(Field).focus()
 
@@ -405,7 +405,7 @@ class CompareScreen(LeftOnce[ComparisonResult]):
         elif self.has_class("-sent"):
             self.dismiss(ComparisonResult())
         else:
-            self.dismiss(ComparisonResult(text=self.query_one(Prompt).text))
+            self.dismiss(ComparisonResult(text=self.query_one(PromptInput).text))
 
     def action_page(self, step: int) -> None:
         """Scroll both replies, from the prompt."""

@@ -20,7 +20,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import ChatSummary, Hit
 from chatapp.tui.platform.actions import Acting, Action
-from chatapp.tui.widgets.dialog import Dialog, Field, Options
+from chatapp.tui.widgets.dialog import Dialog, Field, PlainOptions
 
 _MOST = 200
 _MATCH = re.compile("\x02([^\x02\x03]*)\x03")
@@ -57,7 +57,7 @@ class ChatChoice(NamedTuple):
     message_id: int | None
 
 
-class FoundChats(Options):
+class FoundChats(PlainOptions):
     """The matching chats, each with the time of its last change, and its model."""
 
     def __init__(self, *, id: str | None = None) -> None:

@@ -14,7 +14,7 @@ from chatapp.engine.models.known_models import KnownModel, advice, known_models
 from chatapp.tui.conversation.model_loading import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.platform.actions import Action
-from chatapp.tui.widgets.dialog import Dialog, Field, Options
+from chatapp.tui.widgets.dialog import Dialog, Field, PlainOptions
 
 if TYPE_CHECKING:
     from chatapp.engine.models.catalogue import ListedModel
@@ -62,7 +62,7 @@ class ModelScreen(Dialog[str | None]):
             yield Static("Models", classes="title")
             yield Static(f"{advice()}.", classes="hint advice")
             yield Field(placeholder="Filter, or a folder, hub id or address", compact=True)
-            options = Options()
+            options = PlainOptions()
             options.can_focus = False  # the field keeps the focus; the list follows it
             yield options
             yield Static("Looking for models …", id="nothing", markup=False)

@@ -14,7 +14,7 @@ from textual.widgets.text_area import Selection
 from chatapp.common.foreign import printable
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.textual_internals import LongTextArea
-from chatapp.tui.widgets.dialog import Dialog, Options
+from chatapp.tui.widgets.dialog import Dialog, PlainOptions
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import source_place
 
@@ -54,7 +54,7 @@ class SourceScreen(Dialog[None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Sources, nearest first", classes="title")
-            yield Options(*map(_row, self._sources))
+            yield PlainOptions(*map(_row, self._sources))
             with VerticalScroll(can_focus=False):
                 yield Static(id="source-file", markup=False)
                 yield Static(id="source-text", markup=False)

@@ -12,7 +12,7 @@ from textual.message_pump import MessagePump
 from textual.widgets import OptionList, Static
 
 from chatapp.tui.platform.actions import Acting, Action
-from chatapp.tui.widgets.dialog import Options
+from chatapp.tui.widgets.dialog import PlainOptions
 
 if TYPE_CHECKING:
     from chatapp.dialogue.chat import Decision
@@ -65,7 +65,7 @@ def ask_on_screen(
     return question.wait(cancel)
 
 
-class _Answers(Options):
+class _Answers(PlainOptions):
     """The answers, one line at a time: only the arrows move away from No."""
 
     def action_cursor_up(self) -> None:

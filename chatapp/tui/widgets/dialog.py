@@ -68,7 +68,7 @@ class Field(Input):
 _LEAST_WIDTH = 4
 
 
-class Options(OptionList):
+class PlainOptions(OptionList):
     """An OptionList without markup that ignores paging while it has no room on the screen.
 
     Textual's own looks for the line to turn the page from, and there are none yet; and it wraps
@@ -120,7 +120,7 @@ class _Indented(Visual):
         return rows.render_strips(width, height, style, options)
 
 
-class MarkedOptions(Options):
+class MarkedOptions(PlainOptions):
     """Lines to choose from. A mark shows the chosen one on terminals without colours."""
 
     def __init__(self, *, id: str | None = None) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TAB_SIZE = 4
 
 
-class Row(NamedTuple):
+class ScreenRow(NamedTuple):
     """One row on the screen: `text` begins at character `start` of line number `line`."""
 
     line: int
@@ -83,7 +83,7 @@ class TextBody(Widget):
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self._lines = [""]
-        self._rows: list[Row] = []
+        self._rows: list[ScreenRow] = []
         self._wrapped_to = 0
         self._marks: list[tuple[int, int, int]] = []
         self.append(text)
@@ -121,7 +121,7 @@ class TextBody(Widget):
     def replace(self, text: str) -> None:
         """Show another text instead."""
         self._lines = [""]
-        self._rows = [Row(0, 0, "")]
+        self._rows = [ScreenRow(0, 0, "")]
         self._marks = []
         self.append(text)
         self.refresh(layout=True)
@@ -131,7 +131,7 @@ class TextBody(Widget):
         for index in range(line, len(self._lines)):
             text = self._lines[index]
             for row_start, row_end in row_bounds(text, start, self._wrapped_to):
-                self._rows.append(Row(index, row_start, text[row_start:row_end]))
+                self._rows.append(ScreenRow(index, row_start, text[row_start:row_end]))
             start = 0
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:

@@ -36,7 +36,7 @@ _TASKS = {
 }
 
 
-class Prompt(Acting, LongTextArea):
+class PromptInput(Acting, LongTextArea):
     """The input.
 
     earlier: returns the texts sent before, oldest first, on demand. complete: returns the
@@ -311,7 +311,7 @@ def _location(before: str) -> Location:
 _MOST = 6
 
 
-class Completion(NamedTuple):
+class CommandCompletion(NamedTuple):
     """A command in the prompt: its rest, and its description."""
 
     text: str
@@ -319,14 +319,14 @@ class Completion(NamedTuple):
     words: str = ""
 
 
-class Completions(Static):
+class CommandCompletions(Static):
     """Hidden unless a command is being written."""
 
     def __init__(self) -> None:
         super().__init__(markup=False)
         self.display = False
 
-    def show(self, completions: Sequence[Completion], chosen: int) -> None:
+    def show(self, completions: Sequence[CommandCompletion], chosen: int) -> None:
         """Show completions. chosen: the one in the prompt; -1 is none."""
         first = max(0, min(chosen - _MOST // 2, len(completions) - _MOST))
         rows = [
@@ -339,7 +339,7 @@ class Completions(Static):
         self.display = bool(rows)
         self.update(Content("\n").join(rows))
 
-    def _row(self, completion: Completion, is_chosen: bool) -> Content:
+    def _row(self, completion: CommandCompletion, is_chosen: bool) -> Content:
         text = printable(completion.text).strip().replace("\n", " ")
         style = "bold $text-accent" if is_chosen else "$text-accent"
         shown = Content.assemble("› " if is_chosen else "  ", (text, style))

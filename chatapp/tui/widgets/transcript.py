@@ -252,7 +252,7 @@ class Transcript(VerticalScroll, can_focus=False):
     async def _remove(self, views: Sequence[MessageView]) -> None:
         if self.screen.focused in views:
             # Textual would focus the nearest message that stays, and scroll to it.
-            self.screen.set_focus(self.screen.query_one("Prompt"))
+            self.screen.set_focus(self.screen.query_one("PromptInput"))
         if views:
             await self.remove_children(views)
 

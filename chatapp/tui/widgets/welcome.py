@@ -12,7 +12,7 @@ from textual.widgets.option_list import Option
 from chatapp.engine.models.known_models import LARGER, known_models
 from chatapp.engine.models.resolving import BUNDLED
 from chatapp.tui.platform.actions import shown_key
-from chatapp.tui.widgets.dialog import Options
+from chatapp.tui.widgets.dialog import PlainOptions
 from chatapp.tui.widgets.status import StatusLine
 
 QUESTION = "How was your day?"
@@ -67,7 +67,7 @@ class Welcome(VerticalScroll, can_focus=False):
         yield Static("A GPT you can open. It runs on your own machine.", classes="about")
         yield Static(id="bundled")
         yield Static("Three things to try", classes="heading")
-        yield Options(
+        yield PlainOptions(
             *(
                 Option(self._row(suggestion.key_of, suggestion.words), id=suggestion.action)
                 for suggestion in SUGGESTIONS

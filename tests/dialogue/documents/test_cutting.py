@@ -6,7 +6,7 @@ from typing import ClassVar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.dialogue.documents.passages import Block, cut, read_blocks
+from chatapp.dialogue.documents.passages import TextBlock, cut, read_blocks
 
 
 def pieces(name, text, size):
@@ -57,7 +57,7 @@ class CountedText(str):
 
 def test_the_cost_of_a_long_line_is_linear():
     text = CountedText("x" * 2**20)
-    assert sum(len(piece.text) for piece in cut([Block(text, "line 1")], 600)) == len(text)
+    assert sum(len(piece.text) for piece in cut([TextBlock(text, "line 1")], 600)) == len(text)
     assert len(text) <= CountedText.copied < 5 * len(text)
 
 
@@ -68,7 +68,7 @@ def test_the_cost_of_a_long_line_is_linear():
     st.integers(1, 40),
 )
 def test_every_word_is_in_a_passage_no_longer_than_the_size(contents, size):
-    blocks = [Block(text, "line 1", "t", level, alone) for text, level, alone in contents]
+    blocks = [TextBlock(text, "line 1", "t", level, alone) for text, level, alone in contents]
     found = list(cut(blocks, size))
     letters = "".join(piece.text for piece in found)
     assert "".join(letters.split()) == "".join("".join(block.text.split()) for block in blocks)

@@ -11,7 +11,7 @@ from chatapp.engine.tokenizers import load_tokenizer
 from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError
 from finetune.data.formats import Labelled
-from finetune.objectives.heads import RowEncoder, classes
+from finetune.objectives.heads import HeadRowEncoder, classes
 
 SPECS = {
     "classification": HeadSpec("classification", ("no", "yes"), "\n"),
@@ -39,7 +39,7 @@ ROWS = {
 
 
 def encoded(row, spec, tokenizer, start, length, too_long):
-    return RowEncoder(replace(spec, length=length), tokenizer, start, 64, too_long).encode(row)
+    return HeadRowEncoder(replace(spec, length=length), tokenizer, start, 64, too_long).encode(row)
 
 
 def test_sequences_are_those_of_the_paper(tokenizer):

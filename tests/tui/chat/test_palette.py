@@ -14,7 +14,7 @@ from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.messages import ChatMessage
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.screens.history import HistoryScreen
-from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.prompt import PromptInput
 
 
 def lines(driver):
@@ -54,7 +54,7 @@ async def test_every_action_is_listed_once_with_its_key(open_app, tmp_path):
         await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
         found = lines(driver)
         by_key = [each for each in found if "  /" not in each]  # the others are commands
-        for place in (ChatApp, ChatScreen, Prompt, ChatMessage):
+        for place in (ChatApp, ChatScreen, PromptInput, ChatMessage):
             for entry in place.ACTIONS:
                 # Nothing is to be completed or downloaded, and no document was looked up.
                 times = 0 if entry.name in ("complete", "sources", "larger") else 1

@@ -14,7 +14,7 @@ from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.platform.actions import is_command
 from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.texts import PageScreen
-from chatapp.tui.widgets.prompt import Completions
+from chatapp.tui.widgets.prompt import CommandCompletions
 
 COMMANDS = [entry for entry in ChatScreen.ACTIONS if entry.command]
 
@@ -53,7 +53,7 @@ async def test_completions_are_what_the_text_could_become(open_app):
 async def test_tab_goes_through_what_a_command_could_become(open_app):
     async with open_app() as driver:
         await driver.press(*"/te")
-        assert driver.chat.query_one(Completions).display
+        assert driver.chat.query_one(CommandCompletions).display
         assert "switch to another dialogue template" in driver.screen_text
         await driver.press("tab")
         assert driver.prompt.text == "/template "
@@ -61,9 +61,9 @@ async def test_tab_goes_through_what_a_command_could_become(open_app):
         await driver.press("tab", "tab")
         assert driver.prompt.text == "/template alpaca"
         await driver.press(*" x")
-        assert driver.chat.query_one(Completions).display
+        assert driver.chat.query_one(CommandCompletions).display
         await driver.press("ctrl+u")
-        assert not driver.chat.query_one(Completions).display
+        assert not driver.chat.query_one(CommandCompletions).display
         await driver.press("tab")  # with nothing to complete it moves the focus
         assert driver.app.focused is not driver.prompt
 

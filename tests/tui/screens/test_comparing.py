@@ -15,7 +15,7 @@ from chatapp.engine.model import Sampling
 from chatapp.engine.models import catalogue, loading
 from chatapp.tui.screens.compare import HOW, CompareScreen, Side
 from chatapp.tui.widgets.dialog import Field
-from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.prompt import PromptInput
 
 FOREIGN = "[b]x[/b] \x1b[2J"
 BASE = Variant("bundled", "auto", "", Sampling())
@@ -203,7 +203,7 @@ async def test_two_comparisons_are_ready_to_choose(open_app, monkeypatch):
         await driver.press("tab", "down")
         assert isinstance(driver.app.focused, Field)
         await driver.press("shift+tab", "up", "up")
-        assert isinstance(driver.app.focused, Prompt)
+        assert isinstance(driver.app.focused, PromptInput)
         await driver.press("enter")
         await answered(driver)
         assert not screen(driver).query_one("#ready").display
@@ -252,20 +252,20 @@ async def test_what_cannot_be_asked_is_said_and_nothing_is_lost(open_app, store)
         driver.prompt.text = text
         await open_compare(driver, "f4")
         await driver.press("enter")
-        await driver.until(lambda: screen(driver).query_one(Prompt).text == text)
+        await driver.until(lambda: screen(driver).query_one(PromptInput).text == text)
         assert problem(driver).count("window of 20 tokens") == 1
         assert store.chats() == []
         for side in sides(driver):
             side.query_one(Field).value = "template=odd"
-        screen(driver).query_one(Prompt).text = "Tea?"
+        screen(driver).query_one(PromptInput).text = "Tea?"
         await driver.press("enter")
         await driver.until(lambda: "there is no template 'odd'" in problem(driver))
-        await driver.until(lambda: screen(driver).query_one(Prompt).text == "Tea?")
+        await driver.until(lambda: screen(driver).query_one(PromptInput).text == "Tea?")
         sides(driver)[0].query_one(Field).value = "top_k=x"
         await driver.until(lambda: "top_k is 'x'" in sides(driver)[0].note)  # before it is sent
         await driver.press("enter")
         await driver.until(lambda: problem(driver).startswith("Left: top_k is 'x'"))
-        assert screen(driver).query_one(Prompt).text == "Tea?"
+        assert screen(driver).query_one(PromptInput).text == "Tea?"
         await left_behind(driver, "escape")
         assert driver.prompt.text == "Tea?"
 

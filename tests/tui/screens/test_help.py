@@ -12,14 +12,14 @@ from chatapp.tui.platform.actions import written
 from chatapp.tui.screens.history import ChatList, HistoryScreen
 from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.screens.texts import SourceScreen
-from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.prompt import PromptInput
 
 
 async def test_f1_lists_every_key(open_app):
     async with open_app(size=(100, 600)) as driver:
         await driver.opens(HelpScreen, "f1")
         shown = driver.screen_text
-        places = (ChatScreen, Prompt, ChatMessage, HistoryScreen, ChatList, ParametersScreen)
+        places = (ChatScreen, PromptInput, ChatMessage, HistoryScreen, ChatList, ParametersScreen)
         for place in places:
             for entry in place.ACTIONS:
                 words, _, _ = entry.words.partition(";")

@@ -4,7 +4,7 @@ import pytest
 from textual.app import App
 from textual.content import Content
 
-from chatapp.tui.widgets.dialog import MarkedOptions, Options
+from chatapp.tui.widgets.dialog import MarkedOptions, PlainOptions
 
 
 class Lists(App[None]):
@@ -15,7 +15,7 @@ class Lists(App[None]):
         self._height = height
 
     def compose(self):
-        options = Options("[bold]one", "two", "three")
+        options = PlainOptions("[bold]one", "two", "three")
         options.styles.height = self._height
         yield options
 
@@ -24,7 +24,7 @@ class Lists(App[None]):
 async def test_a_page_down_turns_only_what_is_seen(height, last):
     app = Lists(height)
     async with app.run_test() as pilot:
-        options = app.query_one(Options)
+        options = app.query_one(PlainOptions)
         options.highlighted = 0
         options.focus()
         await pilot.press("pagedown")

@@ -45,7 +45,7 @@ from urllib.parse import urlsplit
 from chatapp.common.foreign import parse_json
 from chatapp.common.paths import SERVERS
 from chatapp.common.web import web_client
-from chatapp.engine.errors import ModelError, first_line
+from chatapp.engine.errors import Cancelled, ModelError, first_line
 from chatapp.engine.events import Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Generate, Request
 
@@ -193,10 +193,6 @@ _NO_WAY = (ValueError, ImportError, OSError)
 """What httpx2 raises for an invalid host name, a proxy, and certificates."""
 
 Item = TypeVar("Item")
-
-
-class Cancelled(Exception):
-    """The caller's cancel event was set while waiting for the server."""
 
 
 class RefusedError(ModelError):

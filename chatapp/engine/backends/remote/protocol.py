@@ -38,7 +38,7 @@ DONE = "[DONE]"
 """The data of a stream's last event."""
 
 
-class Piece(NamedTuple):
+class ServedPiece(NamedTuple):
     """A token's text, its log-probability (nan if unknown), and those of the most likely
     alternatives, best first.
     """
@@ -48,12 +48,15 @@ class Piece(NamedTuple):
     alternatives: tuple[tuple[str, float], ...] = ()
 
 
+Pieces = tuple[ServedPiece, ...]
+
+
 class Chunk(NamedTuple):
     """The content of an event. reason: the server's finish reason, `DONE` after its last event.
     usage: the server's counts of tokens in the prompt, in the reply (0 if unknown), and reused.
     """
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: Pieces = ()
     reason: str = ""
     usage: tuple[int, int, int] | None = None
 
@@ -62,7 +65,7 @@ class Chunk(NamedTuple):
         return any(piece.text.strip() for piece in self.pieces)
 
 
-class Reply(ArrivingReply):
+class ServedReply(ArrivingReply):
     """A reply as it arrives. Thoughts and calls of tools that the server separates stand between
     their marks in its text.
 
@@ -182,7 +185,7 @@ class Reply(ArrivingReply):
             _usage(document.get("usage")),
         )
 
-    def _marked(self, thought: tuple[Piece, ...], reply: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    def _marked(self, thought: Pieces, reply: Pieces) -> Pieces:
         """All tokens of an event. A mark belongs to the text of the token after it."""
         begin, end = THINKING
         if thought and not self._is_thinking:
@@ -237,17 +240,17 @@ def _usage(usage: object) -> tuple[int, int, int] | None:
     return prompt, token_count(usage.get("completion_tokens")), reused
 
 
-def _pieces(text: str, logprobs: object) -> tuple[Piece, ...]:
+def _pieces(text: str, logprobs: object) -> Pieces:
     """The tokens of a text, or the whole text as one if the server does not separate them."""
     pieces = _with_logprobs(logprobs) if text and isinstance(logprobs, dict) else []
     if not text or (len(pieces) > 1 and "".join(piece.text for piece in pieces) == text):
         return tuple(pieces)
     # If parts do not end at token boundaries, the whole text is as likely as they are.
     logprob = math.fsum(piece.logprob for piece in pieces) if pieces else math.nan
-    return (Piece(text, logprob, pieces[0].alternatives if len(pieces) == 1 else ()),)
+    return (ServedPiece(text, logprob, pieces[0].alternatives if len(pieces) == 1 else ()),)
 
 
-def _with_logprobs(logprobs: dict[str, Any]) -> list[Piece]:
+def _with_logprobs(logprobs: dict[str, Any]) -> list[ServedPiece]:
     """The tokens with their log-probabilities; none where these are in no known form.
 
     The protocol has three parallel lists for completions, one list of objects for chats.
@@ -272,10 +275,10 @@ def _alternatives(rows: object) -> list[tuple[str, Any]]:
     return [(row["token"], row["logprob"]) for row in rows] if isinstance(rows, list) else []
 
 
-def _piece(text: str, logprob: Any, alternatives: Iterable[tuple[str, Any]]) -> Piece:
+def _piece(text: str, logprob: Any, alternatives: Iterable[tuple[str, Any]]) -> ServedPiece:
     best_first = sorted(dict(alternatives).items(), key=lambda item: -item[1])
     value = math.nan if logprob is None else float(logprob)
-    return Piece(str(text), value, tuple((str(other), float(at)) for other, at in best_first))
+    return ServedPiece(str(text), value, tuple((str(other), float(at)) for other, at in best_first))
 
 
 _REMEMBERED = 4096

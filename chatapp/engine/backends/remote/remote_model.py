@@ -31,7 +31,7 @@ from chatapp.engine.backends.remote.http import (
 )
 from chatapp.engine.backends.remote.protocol import (
     RemoteTokenizer,
-    Reply,
+    ServedReply,
     score_continuation,
     token_count,
 )
@@ -169,10 +169,10 @@ class RemoteModel(ManyAtOnce):
             body |= {"logprobs": True, "top_logprobs": request.top}
         return self._run("chat/completions", body, reply, request)
 
-    def _begun(self, request: Request, prompt: Callable[[], str], count: int) -> Reply:
+    def _begun(self, request: Request, prompt: Callable[[], str], count: int) -> ServedReply:
         self.check_room(count, about="about ")
         room = self.context - count
-        return Reply(request, self.server, self.tokenizer, room, prompt, count)
+        return ServedReply(request, self.server, self.tokenizer, room, prompt, count)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See `LanguageModel.score` and `score_continuation`. Raises ModelError."""
@@ -189,7 +189,7 @@ class RemoteModel(ManyAtOnce):
             "this machine"
         )
 
-    def _run(self, path: str, body: Body, reply: Reply, request: Request) -> Iterator[Event]:
+    def _run(self, path: str, body: Body, reply: ServedReply, request: Request) -> Iterator[Event]:
         """Send a request and yield the events of the reply."""
         yield from reply.begin()
         if reply.reason is not None:  # one of the forced tokens ends it

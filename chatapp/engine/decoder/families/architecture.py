@@ -27,7 +27,7 @@ Norm = Literal["LayerNorm", "RMSNorm"]
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class BlockAttention:
     """The attention of one block.
 
     scale: factor of the products of queries and keys. rotary: how positions rotate queries and
@@ -83,7 +83,7 @@ class Architecture:
     inner: int
     vocabulary: int
     context: int
-    attentions: tuple[Attention, ...]
+    attentions: tuple[BlockAttention, ...]
     norm: Norm
     epsilon: float
     activation: Activation

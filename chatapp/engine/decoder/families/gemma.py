@@ -14,7 +14,12 @@ is a gelu.
 from dataclasses import replace
 
 from chatapp.engine.decoder.families import gguf_row, llama
-from chatapp.engine.decoder.families.architecture import Architecture, Attention, Checkpoint, Family
+from chatapp.engine.decoder.families.architecture import (
+    Architecture,
+    BlockAttention,
+    Checkpoint,
+    Family,
+)
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.gguf_row import Config, GGUFRow, Keys, shifted_norms
 from chatapp.engine.decoder.families.rotary import read_rotary
@@ -70,7 +75,7 @@ def _read(fields: ConfigFields) -> Architecture:
     )
 
 
-def _attentions(fields: ConfigFields, architecture: Architecture) -> tuple[Attention, ...]:
+def _attentions(fields: ConfigFields, architecture: Architecture) -> tuple[BlockAttention, ...]:
     """The attention of the blocks that see a window, and of those that see all."""
     size, context = architecture.head_size, architecture.context
     tables = fields.inside("rope_parameters", {})
@@ -80,10 +85,10 @@ def _attentions(fields: ConfigFields, architecture: Architecture) -> tuple[Atten
     scale = fields.positive("query_pre_attn_scalar") ** -0.5
     window = fields.size("sliding_window") if fields.has("sliding_window") else None
     kinds = {
-        _WINDOW: Attention(
+        _WINDOW: BlockAttention(
             scale, read_rotary(tables, _WINDOW, size, base=near, context=context), window
         ),
-        _ALL: Attention(scale, read_rotary(source, table, size, base=far, context=context)),
+        _ALL: BlockAttention(scale, read_rotary(source, table, size, base=far, context=context)),
     }
     if fields.has("layer_types"):
         names = fields.words("layer_types", architecture.layers)

@@ -11,7 +11,7 @@ With token embedding E, position embedding P and L blocks:
 from chatapp.engine.decoder.families.architecture import (
     ACTIVATIONS,
     Architecture,
-    Attention,
+    BlockAttention,
     Checkpoint,
     Family,
 )
@@ -64,7 +64,7 @@ def _read(fields: ConfigFields) -> Architecture:
         inner=fields.size("n_inner") if fields.has("n_inner") else 4 * width,
         vocabulary=fields.size("vocab_size"),
         context=fields.size("n_positions" if fields.has("n_positions") else "n_ctx"),
-        attentions=tuple(Attention(scale / (n + 1) if by_layer else scale) for n in layers),
+        attentions=tuple(BlockAttention(scale / (n + 1) if by_layer else scale) for n in layers),
         norm="LayerNorm",
         epsilon=fields.fraction("layer_norm_epsilon"),
         activation=fields.choice("activation_function", ACTIVATIONS),

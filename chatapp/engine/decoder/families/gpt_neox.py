@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from chatapp.engine.decoder.families.architecture import (
     ACTIVATIONS,
     Architecture,
-    Attention,
+    BlockAttention,
     Checkpoint,
     Family,
     WeightPart,
@@ -85,7 +85,7 @@ def _read(fields: ConfigFields) -> Architecture:
         inner=fields.size("intermediate_size"),
         vocabulary=fields.size("vocab_size"),
         context=context,
-        attentions=(Attention(head_size**-0.5, rotary),) * fields.size("num_hidden_layers"),
+        attentions=(BlockAttention(head_size**-0.5, rotary),) * fields.size("num_hidden_layers"),
         norm="LayerNorm",
         epsilon=fields.fraction("layer_norm_eps"),
         activation=fields.choice("hidden_act", ACTIVATIONS),

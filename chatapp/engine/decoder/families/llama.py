@@ -18,7 +18,7 @@ from chatapp.engine.decoder.families import gguf_row
 from chatapp.engine.decoder.families.architecture import (
     ACTIVATIONS,
     Architecture,
-    Attention,
+    BlockAttention,
     Checkpoint,
     Family,
 )
@@ -69,7 +69,7 @@ def read(fields: ConfigFields, activation: str = "hidden_act") -> Architecture:
     key_value_heads = fields.size(shared) if fields.has(shared) else heads
     if heads % key_value_heads:
         raise fields.refused(shared, f"expected a divisor of num_attention_heads, {heads}")
-    attention = Attention(head_size**-0.5, _rotary(fields, head_size))
+    attention = BlockAttention(head_size**-0.5, _rotary(fields, head_size))
     return Architecture(
         width=width,
         heads=heads,

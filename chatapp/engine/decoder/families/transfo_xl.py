@@ -15,7 +15,7 @@ adaptive softmax, shared biases or a growing window, are refused.
 
 import math
 
-from chatapp.engine.decoder.families.architecture import Architecture, Attention, Checkpoint
+from chatapp.engine.decoder.families.architecture import Architecture, BlockAttention, Checkpoint
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 
 LONGEST = 4096
@@ -63,7 +63,7 @@ def _read(fields: ConfigFields) -> Architecture:
         inner=fields.size("d_inner"),
         vocabulary=fields.size("vocab_size"),
         context=LONGEST,
-        attentions=(Attention(head_size**-0.5, window=window),) * fields.size("n_layer"),
+        attentions=(BlockAttention(head_size**-0.5, window=window),) * fields.size("n_layer"),
         norm="LayerNorm",
         epsilon=fields.fraction("layer_norm_epsilon"),
         activation="relu",
