@@ -1,13 +1,22 @@
-"""`/v1/inspect`: the views of the microscope of a request's text or chat."""
+"""What a server tells of a text or a chat without a reply to it: its tokens, and at `/v1/inspect`
+the views of the microscope.
+"""
 
 from typing import Any
 
+from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Sampling
 from chatapp.common.userfiles import Progress, suggestion
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.server.bodies import ChatBody, InspectBody
-from chatapp.server.prompts import BadRequestError, changes_in, chat_prompt, ids_of
+from chatapp.server.bodies import ChatBody, DetokenizeBody, InspectBody, TokenizeBody
+from chatapp.server.prompts import (
+    BadRequestError,
+    changes_in,
+    chat_prompt,
+    ids_of,
+    refuse_endless,
+)
 
 MOST_TOKENS = 512
 """Of a text that is looked at."""
@@ -58,3 +67,43 @@ def inspect(
         subject.progress = go_on
         answer |= VIEWS[name].document(subject, options)
     return answer
+
+
+def tokenized(body: TokenizeBody, model: LanguageModel, template: ChatTemplate) -> dict[str, Any]:
+    """The tokens of a text or of a chat's prompt. Raises BadRequestError."""
+    loss: dict[str, Any] = {}
+    if body.messages is not None:
+        chat = chat_prompt(model, template, ChatBody(messages=body.messages), 1)
+        ids, loss = list(chat.prompt.ids), chat.loss
+    elif body.prompt is not None:
+        special = {} if body.parse_special is False else model.tokenizer.special
+        id = special.get(body.prompt)
+        text = without_surrogates(body.prompt)
+        refuse_endless(model, [text], "prompt")
+        ids = model.tokenizer.encode(text) if id is None else [id]
+    else:
+        raise BadRequestError("there is neither prompt nor messages", "prompt")
+    return {"tokens": ids, "count": len(ids), "max_model_len": model.context} | loss
+
+
+def detokenized(body: DetokenizeBody, model: LanguageModel) -> dict[str, Any]:
+    """The text of tokens. Raises BadRequestError."""
+    if len(body.tokens) > model.context:
+        raise BadRequestError("tokens has more than the model's window", "tokens")
+    if not all(0 <= id < model.tokenizer.size for id in body.tokens):
+        raise BadRequestError("tokens has ids that are not in the vocabulary", "tokens")
+    return {"prompt": model.tokenizer.decode(body.tokens)}
+
+
+def tokenizer_info(model: LanguageModel) -> dict[str, Any]:
+    """What a client has to know about the vocabulary."""
+    tokenizer = model.tokenizer
+    names = {id: name for name, id in tokenizer.special.items()}
+    return {
+        "vocab_size": tokenizer.size,
+        "eos_token": names.get(tokenizer.end_id) if tokenizer.names_end else None,
+        "eos_token_id": tokenizer.end_id if tokenizer.names_end else None,
+        "bos_token_ids": list(model.start),
+        "model_max_length": model.context,
+        "special_tokens": dict(tokenizer.special),
+    }

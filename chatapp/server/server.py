@@ -21,6 +21,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.common.validation import first_fault
 from chatapp.engine.backends.remote.http import host_of
 from chatapp.server import bodies
+from chatapp.server.inspecting import tokenizer_info
 from chatapp.server.prompts import BadRequestError
 from chatapp.server.service import Document, Service
 from chatapp.server.worker import BusyError, ModelFailedError
@@ -237,7 +238,7 @@ class APIServer:
 
     async def _tokenizer_info(self, request: web.Request) -> web.StreamResponse:
         service = self._service(request.query.get("model"))
-        return web.json_response(service.tokenizer_info())
+        return web.json_response(tokenizer_info(service.model))
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         data = [self._described(name) for name in self._models]

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.events import Options
@@ -41,7 +40,7 @@ from chatapp.server.bodies import (
     Writing,
     ignored_keys,
 )
-from chatapp.server.inspecting import inspect
+from chatapp.server.inspecting import detokenized, inspect, tokenized
 from chatapp.server.prompts import (
     MOST_TEXTS,
     BadRequestError,
@@ -50,7 +49,6 @@ from chatapp.server.prompts import (
     chat_prompt,
     constraint_of,
     ids_of,
-    refuse_endless,
     requests_for,
     structured,
     too_long,
@@ -116,9 +114,9 @@ class Service:
         if isinstance(body, EmbeddingBody):
             return await self._embed(body)
         if isinstance(body, TokenizeBody):
-            return await asyncio.to_thread(self._tokenize, body)
+            return await asyncio.to_thread(tokenized, body, self.model, self._template)
         if isinstance(body, DetokenizeBody):
-            return await asyncio.to_thread(self._detokenize, body)
+            return await asyncio.to_thread(detokenized, body, self.model)
         if isinstance(body, InspectBody):
             return await self._inspect(body)
         assert isinstance(body, Writing)
@@ -191,43 +189,6 @@ class Service:
             return {"object": "inspection", "model": self._name} | views
         finally:
             has_left.set()
-
-    def _tokenize(self, body: TokenizeBody) -> Document:
-        """The tokens of a text or of a chat's prompt."""
-        loss: Document = {}
-        if body.messages is not None:
-            chat = chat_prompt(self.model, self._template, ChatBody(messages=body.messages), 1)
-            ids, loss = list(chat.prompt.ids), chat.loss
-        elif body.prompt is not None:
-            special = {} if body.parse_special is False else self.model.tokenizer.special
-            id = special.get(body.prompt)
-            text = without_surrogates(body.prompt)
-            refuse_endless(self.model, [text], "prompt")
-            ids = self.model.tokenizer.encode(text) if id is None else [id]
-        else:
-            raise BadRequestError("there is neither prompt nor messages", "prompt")
-        return {"tokens": ids, "count": len(ids), "max_model_len": self.model.context} | loss
-
-    def _detokenize(self, body: DetokenizeBody) -> Document:
-        """The text of tokens."""
-        if len(body.tokens) > self.model.context:
-            raise BadRequestError("tokens has more than the model's window", "tokens")
-        if not all(0 <= id < self.model.tokenizer.size for id in body.tokens):
-            raise BadRequestError("tokens has ids that are not in the vocabulary", "tokens")
-        return {"prompt": self.model.tokenizer.decode(body.tokens)}
-
-    def tokenizer_info(self) -> Document:
-        """What a client has to know about the vocabulary."""
-        tokenizer = self.model.tokenizer
-        names = {id: name for name, id in tokenizer.special.items()}
-        return {
-            "vocab_size": tokenizer.size,
-            "eos_token": names.get(tokenizer.end_id) if tokenizer.names_end else None,
-            "eos_token_id": tokenizer.end_id if tokenizer.names_end else None,
-            "bos_token_ids": list(self.model.start),
-            "model_max_length": self.model.context,
-            "special_tokens": dict(tokenizer.special),
-        }
 
 
 @dataclass(slots=True)
