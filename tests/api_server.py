@@ -14,7 +14,7 @@ from chatapp.engine.model import LanguageModel
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.template import PLAIN
 from chatapp.server import server as api
-from chatapp.server.server import Access, Server
+from chatapp.server.server import Access, APIServer
 from chatapp.server.service import Service
 
 
@@ -59,7 +59,7 @@ async def serving(
 ) -> AsyncIterator[Client]:
     """Serve a model. port: 0 for a free one."""
     service = Service(model, template, Choices(), name)
-    server = Server({name: service}, access or Access(frozenset({"127.0.0.1"})))
+    server = APIServer({name: service}, access or Access(frozenset({"127.0.0.1"})))
     options = {"handler_cancellation": True, "keepalive_timeout": api.SILENCE}
     runner = web.AppRunner(server.app(), shutdown_timeout=0.1, **options)
     await runner.setup()

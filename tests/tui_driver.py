@@ -23,7 +23,7 @@ from chatapp.engine.model import LanguageModel
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.platform import programs
-from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.prompt import PromptInput
 from chatapp.tui.widgets.status import StatusLine
 from chatapp.tui.widgets.transcript import Transcript
 
@@ -58,8 +58,8 @@ class Driver:
         return self.app.chat
 
     @property
-    def prompt(self) -> Prompt:
-        return self.chat.query_one(Prompt)
+    def prompt(self) -> PromptInput:
+        return self.chat.query_one(PromptInput)
 
     @property
     def status(self) -> StatusLine:

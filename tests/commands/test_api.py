@@ -124,11 +124,11 @@ def test_refusals(home, arguments, words):
 STUCK = """
 import signal, sys
 sys.argv = ["chatapp", "api", "--port", sys.argv[1]]
-from chatapp.server.server import Server
+from chatapp.server.server import APIServer
 async def stuck(self, request):  # nothing else runs any more, no signal's function either
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     signal.pause()
-Server._health = stuck
+APIServer._health = stuck
 from chatapp.cli import main
 main()
 """
