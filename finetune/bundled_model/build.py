@@ -23,17 +23,18 @@ import typer
 from chatapp.common.userfiles import write_whole
 from chatapp.tasks.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model import chats, demonstrations, questions, sources
-from finetune.bundled_model.teacher import TeacherAnswer, ask_teacher, read_answers, taught_chat
+from finetune.bundled_model.teacher import ask_teacher, read_answers, taught_chat
 
 Rows = Iterable[dict[str, Any]]
 
-Maker = Callable[[random.Random], chats.Turns | demonstrations.Row | None]
-"""Draws the turns of a chat, or a row, or nothing where the draw did not suit."""
+Maker = Callable[[random.Random], chats.Turns | sources.Row | None]
+"""Draws the turns of a chat, or a row, or none where the draw does not suit."""
 
 TALKS = ("self_dialogue", "persona_chat", "topical_chat")
 
 # Of each generator, how many documents it makes, and what is added to the seed.
 DOCUMENTS = {
+    "smalltalk": (16000, 0),
     "spelling": (50000, 2),
     "close": (20000, 3),
     "phrased_questions": (80000, 6),
@@ -81,41 +82,32 @@ def build(
 
 
 def _files(
-    data: Path, taught: Sequence[TeacherAnswer], seed: int, scale: float
+    data: Path, taught: Sequence[dict[str, str]], seed: int, scale: float
 ) -> Iterator[tuple[str, Rows]]:
     """Each file's name and its rows: first the texts of others, then what is generated."""
-
-    def count(rows: int) -> int:
-        return max(1, round(rows * scale))
-
     read = {name: list(rows) for name, rows in _read(data, seed, kept_out=False)}
     yield from read.items()
     for name, rows in _read(data, seed, kept_out=True):
         yield f"kept_out/{name}", rows
-    dialogue = data / "dialogue"
     yield "books", sources.books(data / "books")
-    yield "sgd", sources.schema_guided(dialogue / "sgd_train.jsonl.gz")
+    yield "sgd", sources.schema_guided(data / "dialogue" / "sgd_train.jsonl.gz")
     yield "instructions", sources.instructions(data / "instruct")
     yield "grade_school", sources.grade_school(data / "gsm8k" / "train.jsonl")
-    friendly = sources.personality(dialogue / "personality_chat")
-    general = sources.chatterbot(dialogue / "chatterbot_corpus")
-    yield "smalltalk", chats.small_talk(friendly, general, count(16000), seed)
 
     begun = [row["messages"][0]["content"] for name in TALKS for row in read[name]]
-    makers = _makers(sources.groupings(data), begun, taught)
+    makers = _makers(data, begun, taught)
     for name, (documents, more_seed) in DOCUMENTS.items():
         if name != "taught" or taught:
-            yield name, _drawn(makers[name], count(documents), seed + more_seed)
+            count = max(1, round(documents * scale))
+            yield name, _drawn(makers[name], count, seed + more_seed)
 
 
-def _makers(
-    groups: dict[str, sources.Groups], begun: Sequence[str], taught: Sequence[TeacherAnswer]
-) -> dict[str, Maker]:
-    """What draws a document of each file.
-
-    groups: the sentences of the texts. begun: first messages of talks. taught: the teacher's
-    answers.
-    """
+def _makers(data: Path, begun: Sequence[str], taught: Sequence[dict[str, str]]) -> dict[str, Maker]:
+    """What draws a document of each file. begun: first messages of talks."""
+    groups = sources.groupings(data)
+    dialogue = data / "dialogue"
+    friendly = chats.not_about_itself(sources.personality(dialogue / "personality_chat"))
+    general = chats.not_about_itself(sources.chatterbot(dialogue / "chatterbot_corpus"))
     words, tasks = own_words(), questions.all_tasks()
     sentences = [sentence for group in groups["source"].values() for sentence in group]
     short, voted = (demonstrations.to_learn_from(sentences, most) for most in (14, 30))
@@ -124,10 +116,11 @@ def _makers(
     talks = [*chats.talks("itself"), *chats.talks("everyday")]
     asides, wide = chats.Asides(talks, tasks), chats.Asides(talks, more_words)
     opened = [((opener,), replies) for opener in begun if (replies := chats.replies_to(opener))]
-    texts = demonstrations.training_groups(groups)
+    texts = demonstrations.one_side(groups, 20)
     shown = demonstrations.all_sentences(texts)
     few_shot = partial(demonstrations.in_context, groupings=texts, sentences=shown, words=words)
     return {
+        "smalltalk": partial(chats.small_talk, friendly=friendly, general=general),
         "spelling": partial(chats.questions, tasks=questions.in_more_words(spelt)),
         "close": chats.close_talk,
         "phrased_questions": partial(chats.questions, tasks=most_words),

@@ -8,7 +8,7 @@ earlier turn, and held-out problems, wordings and names do not occur.
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle
@@ -22,7 +22,7 @@ from finetune.bundled_model.questions import (
     known_fields,
     word,
 )
-from finetune.bundled_model.sources import Pair, chat
+from finetune.bundled_model.sources import Pair, Row, chat
 from finetune.bundled_model.tables import (
     Fields,
     Lists,
@@ -182,34 +182,32 @@ def everyday(draw: random.Random) -> Turns:
     return several(draw, (1, 1, 2, 3, 5), turn)
 
 
-def small_talk(
-    friendly: Sequence[Pair], general: Sequence[Pair], count: int, seed: int
-) -> Iterator[dict[str, Any]]:
-    """Chats chained from question and answer pairs, some with a name to remember.
-
-    Questions that the model answers about itself are left out: two answers would be two voices.
+def not_about_itself(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs without questions that the model answers about itself: two answers would be two
+    voices.
     """
-    draw, parts, itself = random.Random(seed), table("smalltalk"), talks("itself")
-    own = {wording.lower() for wordings, _ in itself for wording in wordings}
-    friendly, general = (
-        [pair for pair in pairs if pair[0].lower() not in own] for pairs in (friendly, general)
-    )
-    for _ in range(count):
-        known = [
-            (parts[kind], Fields(draw, {}, {"x": draw.choice(parts[values])}))
-            for kind, values, share in (("name", "names", 0.45), ("liking", "things", 0.4))
-            if draw.random() < share
-        ]
-        turns = [x.fill(text) for wordings, x in known for text in wordings["said"]]
-        for _ in range(1 + int(draw.expovariate(1 / 5))):
-            kind = draw.random()
-            if kind < 0.35:
-                question, answer = one_of(draw, itself)
-            else:
-                question, answer = draw.choice(friendly if kind < 0.75 else general)
-            turns += [_greeting(draw, question), answer]
-        turns += [x.fill(text) for wordings, x in known for text in wordings["asked"]]
-        yield chat(turns, draw.choice(parts["systems"]) if draw.random() < 0.15 else "")
+    own = {wording.lower() for wordings, _ in talks("itself") for wording in wordings}
+    return [pair for pair in pairs if pair[0].lower() not in own]
+
+
+def small_talk(draw: random.Random, friendly: Sequence[Pair], general: Sequence[Pair]) -> Row:
+    """A chat chained from question and answer pairs, some with a name to remember."""
+    parts = table("smalltalk")
+    known = [
+        (parts[kind], Fields(draw, {}, {"x": draw.choice(parts[values])}))
+        for kind, values, share in (("name", "names", 0.45), ("liking", "things", 0.4))
+        if draw.random() < share
+    ]
+    turns = [x.fill(text) for wordings, x in known for text in wordings["said"]]
+    for _ in range(1 + int(draw.expovariate(1 / 5))):
+        kind = draw.random()
+        if kind < 0.35:
+            question, answer = one_of(draw, talks("itself"))
+        else:
+            question, answer = draw.choice(friendly if kind < 0.75 else general)
+        turns += [_greeting(draw, question), answer]
+    turns += [x.fill(text) for wordings, x in known for text in wordings["asked"]]
+    return chat(turns, draw.choice(parts["systems"]) if draw.random() < 0.15 else "")
 
 
 def _greeting(draw: random.Random, question: str) -> str:

@@ -16,10 +16,9 @@ held out by their hash, and problems of the paper's evaluations are in no traini
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from chatapp.prompting.messages import Segment
 from chatapp.rows.examples import Pool
@@ -30,9 +29,8 @@ from chatapp.tasks.files.layout import continuation, render
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.selection.select import Select, build_selector
 from finetune.bundled_model.questions import QuestionTask
+from finetune.bundled_model.sources import Row
 from finetune.bundled_model.tables import filled, is_kept_out, made_up_word, table
-
-Row = dict[str, Any]
 
 Shot = tuple[str, str]
 """An input and its output."""
@@ -155,12 +153,8 @@ def draw_labels(draw: random.Random, count: int, *, kept_out: bool = False) -> l
 # --- classes of texts --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """Texts of each class of a task."""
-
-    name: str
-    texts: list[list[str]]
+Classes = list[list[str]]
+"""The texts of each class of a task."""
 
 
 def topics(draw: random.Random, lists: Mapping[str, str], classes: int, per_class: int) -> Classes:
@@ -175,7 +169,7 @@ def topics(draw: random.Random, lists: Mapping[str, str], classes: int, per_clas
         known.update(words)
         words = draw.sample(words, min(per_class, len(words)))
         texts.append([draw.choice(frames).replace("{x}", word) for word in words])
-    return Classes("topic: " + ", ".join(chosen), texts)
+    return texts
 
 
 @cache
@@ -225,37 +219,32 @@ def pattern(
     per_class: int,
 ) -> Classes:
     """Texts by their form."""
-    name = draw.choice(sorted(forms))
-    classes = forms[name]
+    classes = forms[draw.choice(sorted(forms))]
     chosen = draw.sample(sorted(classes), min(len(classes), draw.choice((2, 2, 3, 4))))
     sample = draw.sample(words, min(200, len(words)))
-    texts = [
+    return [
         list(dict.fromkeys(text_of_form(draw, sample, classes[c]) for _ in range(per_class)))
         for c in chosen
     ]
-    return Classes(f"pattern: {name}", texts)
 
 
 def grouped(
     draw: random.Random, groupings: Mapping[str, Groups], classes: int, per_class: int
 ) -> Classes:
     """Sentences by their source or their beginning."""
-    name = draw.choice(sorted(groupings))
-    groups = groupings[name]
+    groups = groupings[draw.choice(sorted(groupings))]
     chosen = draw.sample(sorted(groups), min(classes, len(groups)))
-    texts = [draw.sample(groups[c], min(per_class, len(groups[c]))) for c in chosen]
-    return Classes(f"text: {name}: " + ", ".join(chosen), texts)
+    return [draw.sample(groups[c], min(per_class, len(groups[c]))) for c in chosen]
 
 
 def longer(task: Classes, sentences: int) -> Classes:
     """Texts of so many sentences of a class each, as news have; classes with few stay short."""
-    texts = [
+    return [
         [" ".join(group[at : at + sentences]) for at in range(0, len(group), sentences)]
         if len(group) >= 4 * sentences
         else group
-        for group in task.texts
+        for group in task
     ]
-    return replace(task, texts=texts)
 
 
 def look_up(draw: random.Random, words: Sequence[str], classes: int) -> Classes:
@@ -263,7 +252,7 @@ def look_up(draw: random.Random, words: Sequence[str], classes: int) -> Classes:
     things = draw.sample(words, classes)
     if draw.random() < 0.5:
         things = [made_up_word(draw, 2) for _ in range(classes)]
-    return Classes("lookup", [[thing] for thing in things])
+    return [[thing] for thing in things]
 
 
 def variations(
@@ -272,8 +261,7 @@ def variations(
     """Each class is one sentence in several versions: words removed, doubled or inserted."""
     originals = draw.sample(sentences, classes)
     others = draw.choice(sentences).split()
-    texts = [[_varied(draw, original, others) for _ in range(per_class)] for original in originals]
-    return Classes("variations", texts)
+    return [[_varied(draw, original, others) for _ in range(per_class)] for original in originals]
 
 
 def _varied(draw: random.Random, sentence: str, others: Sequence[str]) -> str:
@@ -319,16 +307,33 @@ def shots_of(
 
 
 def _labelled(task: Classes, labels: Sequence[str]) -> list[Shot]:
-    pairs = zip(task.texts, labels, strict=True)
+    pairs = zip(task, labels, strict=True)
     return [(text, label) for texts, label in pairs for text in texts]
 
 
 # --- rows --------------------------------------------------------------------------------
 
 
-def training_groups(groupings: Mapping[str, Groups]) -> dict[str, dict[str, list[str]]]:
-    """The sentences for training of groups that have enough of them."""
-    return _side(groupings, kept_out=False, least=20)
+def one_side(
+    groupings: Mapping[str, Groups], least: int, *, kept_out: bool = False
+) -> dict[str, dict[str, list[str]]]:
+    """The sentences for training, or the held-out ones, of groups that have enough of them.
+
+    A grouping that leaves fewer than two groups is left out.
+    """
+    sides: dict[str, dict[str, list[str]]] = {}
+    for name, groups in groupings.items():
+        kept = {group: to_learn_from(texts, kept_out=kept_out) for group, texts in groups.items()}
+        sides[name] = {group: texts for group, texts in kept.items() if len(texts) >= least}
+    return {name: groups for name, groups in sides.items() if len(groups) > 1}
+
+
+def to_learn_from(
+    sentences: Sequence[str], most: int = 1000, *, kept_out: bool = False
+) -> list[str]:
+    """The sentences of at most so many words that are for training, or held out."""
+    short = [text for text in sentences if len(text.split()) <= most]
+    return [text for text in short if is_kept_out(text, SENTENCES_KEPT_OUT) == kept_out]
 
 
 def all_sentences(groupings: Mapping[str, Groups]) -> list[str]:
@@ -346,7 +351,7 @@ def in_context(
 ) -> Row | None:
     """A row of a training task with at most `most` demonstrations.
 
-    groupings: of `training_groups`; sentences: all of them. words: any common ones. noises: one of
+    groupings: of `one_side`; sentences: all of them. words: any common ones. noises: one of
     them is the fraction of wrong labels if demonstrations are the nearest, so that several count.
     """
     classes = draw.choice((2, 2, 3, 4, 6))
@@ -364,7 +369,7 @@ def in_context(
     else:
         task = longer(grouped(draw, groupings, classes, per_class), draw.choice((1, 1, 2, 3)))
         selection = draw.choice(("random", "nearest", "nearest"))
-    labels = draw_labels(draw, len(task.texts))
+    labels = draw_labels(draw, len(task))
     k = draw.randint(2, most)
     noise = draw.choice(noises) if selection == "nearest" else 0.0
     shots = shots_of(draw, task, labels, k, selection, noise)
@@ -374,33 +379,6 @@ def in_context(
     if len({label for _, label in shots}) == 1 and draw.random() < 0.75:
         return None
     return few_shot_row(draw_layout(draw, labels), shots, guessable=False)
-
-
-def _side(
-    groupings: Mapping[str, Groups], *, kept_out: bool, least: int
-) -> dict[str, dict[str, list[str]]]:
-    """The sentences for training, or the held-out ones, of groups that have enough of them.
-
-    A grouping that leaves fewer than two groups is left out.
-    """
-    sides = {
-        name: {
-            group: texts
-            for group, all_texts in groups.items()
-            if len(texts := [t for t in all_texts if _is_held_out(t) == kept_out]) >= least
-        }
-        for name, groups in groupings.items()
-    }
-    return {name: groups for name, groups in sides.items() if len(groups) > 1}
-
-
-def _is_held_out(sentence: str) -> bool:
-    return is_kept_out(sentence, SENTENCES_KEPT_OUT)
-
-
-def to_learn_from(sentences: Sequence[str], most: int) -> list[str]:
-    """The sentences of at most so many words that are not held out."""
-    return [text for text in sentences if len(text.split()) <= most and not _is_held_out(text)]
 
 
 def recall(draw: random.Random, sentences: Sequence[str], words: Sequence[str]) -> Row | None:
@@ -537,16 +515,19 @@ def held_out_tasks(
     items: the most of a task.
     """
     draw = random.Random(f"held out {seed}")
-    kept_out = _side(groupings, kept_out=True, least=60)
+    kept_out = one_side(groupings, 60, kept_out=True)
     sentences, lists = all_sentences(kept_out), table("topics")["held_out"]
     forms = [*patterns("held_out").items()]
     made = [
-        *(topics(draw, lists, classes, 12) for classes in (2, 2, 3, 3, 4)),
-        *(pattern(draw, dict([entry]), words, 60) for entry in (*forms, forms[-1])),
-        *(variations(draw, sentences, classes, 30) for classes in (2, 2, 3, 4, 6)),
-        *(grouped(draw, kept_out, classes, 60) for classes in (2, 2, 2, 3, 4)),
+        *(("topic", topics(draw, lists, classes, 12)) for classes in (2, 2, 3, 3, 4)),
+        *(("form", pattern(draw, dict([entry]), words, 60)) for entry in (*forms, forms[-1])),
+        *(("version", variations(draw, sentences, classes, 30)) for classes in (2, 2, 3, 4, 6)),
+        *(("source", grouped(draw, kept_out, classes, 60)) for classes in (2, 2, 2, 3, 4)),
     ]
-    return [_held_out_task(draw, number, task, items) for number, task in enumerate(made, 1)]
+    return [
+        _held_out_task(draw, f"{number}: {kind}", classes, items)
+        for number, (kind, classes) in enumerate(made, 1)
+    ]
 
 
 def as_task(name: str, prompt: PromptFile, shots: Sequence[Shot]) -> Task:
@@ -554,18 +535,17 @@ def as_task(name: str, prompt: PromptFile, shots: Sequence[Shot]) -> Task:
     return Task(name, prompt, [Item(*shot, line) for line, shot in enumerate(shots, 1)])
 
 
-def _held_out_task(draw: random.Random, number: int, task: Classes, items: int) -> Task:
+def _held_out_task(draw: random.Random, name: str, classes: Classes, items: int) -> Task:
     """A task with labels, in a layout of its own; every text except the query can be shown."""
-    labels = draw_labels(draw, len(task.texts), kept_out=True)
-    unique = replace(task, texts=[list(dict.fromkeys(group)) for group in task.texts])
-    shots = _labelled(unique, labels)
+    labels = draw_labels(draw, len(classes), kept_out=True)
+    shots = _labelled([list(dict.fromkeys(texts)) for texts in classes], labels)
     draw.shuffle(shots)
     prompt = replace(
         draw_layout(draw, arrows=0.0, named=0.0),
-        path=Path(f"held out {number}: {task.name}"),
+        path=Path(f"held out {name}"),
         labels=tuple(labels),
         metrics=("accuracy",),
         pool=pool_of(shots),
         select=Select(method="random", k=MOST_SHOTS),
     )
-    return as_task(f"{number}: {task.name}", prompt, shots[:items])
+    return as_task(name, prompt, shots[:items])

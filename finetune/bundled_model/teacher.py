@@ -2,7 +2,7 @@
 
 The questions stand in `tables/questions.toml`. A file of answers has one line a question: question,
 answer, the thing it tells what it is ("" for other questions), and the mean log-probability of the
-reply's tokens under the model. Answers are greedy, so the same model gives the same file.
+reply's tokens under the model, in nats. Answers are greedy, so the same model gives the same file.
 
 Invariant: an answer is a whole sentence that is likely under the model itself, or it is empty; no
 question is asked twice.
@@ -11,7 +11,6 @@ question is asked twice.
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -37,19 +36,6 @@ _BAD = re.compile(
     r"[*#:\[\]]|\b(?:I|I'm|AI|assistant|sorry)\b"
     r"|\b(\w+ \w+ \w+)\b.*\b\1\b|\b(\w{6,})\b.*\b\2\b.*\b\2\b"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherAnswer:
-    """A question with the teacher's answer, "" where that is not good enough for training.
-
-    thing: the thing that the answer defines, or "". logprob: mean of the reply's tokens, in nats.
-    """
-
-    question: str
-    answer: str
-    thing: str
-    logprob: float
 
 
 def questions() -> list[tuple[str, str]]:
@@ -85,22 +71,20 @@ def ask_teacher(model: Path, out: Path) -> None:
             events = list(answer(teacher, choose_template(teacher, ""), question, _OPTIONS))
             reply = whole_reply(question, events)
             logprob = fmean([event.logprob for event in events if isinstance(event, Token)] or [0])
-            sentence = first_good_sentence(reply.text, logprob)
-            journal.append([asdict(TeacherAnswer(question, sentence, thing, round(logprob, 3)))])
+            row = {"question": question, "answer": first_good_sentence(reply.text, logprob)}
+            journal.append([{**row, "thing": thing, "logprob": round(logprob, 3)}])
     print(f"{out}: {len(read_answers(out)):,} good answers to {len(questions()):,} questions")
 
 
-def read_answers(path: Path) -> list[TeacherAnswer]:
-    """The answers in a file that are good enough; none without a file."""
-    if not path.exists():
-        return []
-    return [kept for row in read_rows(path) if (kept := TeacherAnswer(**row)).answer]
+def read_answers(path: Path) -> list[dict[str, str]]:
+    """The rows of a file whose answers are good enough; none without a file."""
+    return [row for row in read_rows(path) if row["answer"]] if path.exists() else []
 
 
-def taught_chat(draw: random.Random, answers: Sequence[TeacherAnswer]) -> Turns:
+def taught_chat(draw: random.Random, answers: Sequence[dict[str, str]]) -> Turns:
     """A chat of one to three of the questions, those on things in several wordings."""
     turns: Turns = []
     for row in draw.sample(answers, min(len(answers), draw.choice((1, 1, 2, 3)))):
-        ask = draw.choice(table("questions")["ask"]) if row.thing else row.question
-        turns += [typed(draw, filled(ask, {"x": row.thing})), row.answer]
+        ask = draw.choice(table("questions")["ask"]) if row["thing"] else row["question"]
+        turns += [typed(draw, filled(ask, {"x": row["thing"]})), row["answer"]]
     return turns

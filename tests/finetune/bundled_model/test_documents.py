@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from finetune.bundled_model import sources as texts
-from finetune.bundled_model.build import build
 from finetune.config.sections import FinetuneConfig, PretrainConfig, load_config
 
 # What the recipe of the shipped weights (commit 3a4b0150) made of these sources: documents, texts.
@@ -28,12 +27,13 @@ AS_SHIPPED = {
     "subjects": (240, 666),
 }
 
+ROOT = Path(__file__).parents[3]
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 
 
 def sources(folder):
-    """A folder with a little of each source."""
-    (folder / "books").mkdir(parents=True)
+    """The folder, with a little of each source."""
+    (folder / "books").mkdir()
     lines = [f"What the {word} saw was a river in the valley." for word in WORDS]
     (folder / "books" / "a.txt").write_text("\n\n".join(lines))
     instruct = folder / "instruct"
@@ -81,9 +81,10 @@ def packed(path, rows):
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_the_command_writes_these_bytes(tmp_path):
-    data, out = sources(tmp_path / "data"), tmp_path / "out"
-    out.mkdir()
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """A folder that the command wrote."""
+    data, out = sources(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("out")
     (out / "answers.jsonl").write_text(
         "".join(
             json.dumps({"question": q, "answer": f"{q} A.", "thing": thing, "logprob": -0.5}) + "\n"
@@ -91,21 +92,20 @@ def test_the_command_writes_these_bytes(tmp_path):
         )
     )
     command = [sys.executable, "-m", "finetune.bundled_model", str(data), str(out), "--seed", "3"]
-    done = subprocess.run(
-        [*command, "--scale", "0.01"], capture_output=True, text=True, cwd=Path(__file__).parents[3]
-    )
+    done = subprocess.run([*command, "--scale", "0.01"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_the_command_writes_these_bytes(out):
     written = sorted(out.rglob("*.jsonl"))
     assert len(written) == 35
     as_shipped, drawn_anew = hashlib.sha256(), hashlib.sha256()
     for path in written:
         text = path.read_text(encoding="utf-8")
         rows = [json.loads(line) for line in text.splitlines()]
-        assert path.stem == "answers" or {key for row in rows for key in row} <= {
-            "text",
-            "messages",
-            "parts",
-        }
+        keys = {key for row in rows for key in row}
+        assert path.stem == "answers" or keys <= {"text", "messages", "parts"}
         if path.stem in AS_SHIPPED:
             drawn_anew.update(text.encode())
             documents, texts = AS_SHIPPED[path.stem]
@@ -123,14 +123,9 @@ def test_the_command_writes_these_bytes(tmp_path):
     assert solved["messages"][1]["content"] == "<<1+1=2>>2\nThe answer is 2"
 
 
-def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path):
-    answers = tmp_path / "out" / "answers.jsonl"
-    answers.parent.mkdir()
-    row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
-    answers.write_text(json.dumps(row) + "\n")
-    build(sources(tmp_path / "data"), answers.parent, scale=0.001)
-    written = {f"data/{path.name}" for path in answers.parent.glob("*.jsonl") if path != answers}
-    recipe = Path(__file__).parents[3] / "finetune" / "bundled_model"
+def test_both_stages_are_valid_and_learn_from_all_that_is_written(out):
+    written = {f"data/{path.name}" for path in out.glob("*.jsonl")} - {"data/answers.jsonl"}
+    recipe = ROOT / "finetune" / "bundled_model"
     first = load_config(PretrainConfig, recipe / "pretrain.toml", [])
     second = load_config(FinetuneConfig, recipe / "tune.toml", [])
     assert {source.path for source in first.data.train} == written

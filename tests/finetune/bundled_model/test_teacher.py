@@ -51,7 +51,7 @@ def test_a_question_is_asked_once_whatever_stops_the_teacher(tmp_path, monkeypat
     assert len(scripted.prompts) == len(set(scripted.prompts)) == len(questions)
     assert {sampling.temperature for sampling in scripted.samplings} == {0.0}
     good = [question for question in questions if question.startswith("What is")]
-    assert [row.question for row in teacher.read_answers(out)] == good
+    assert [row["question"] for row in teacher.read_answers(out)] == good
     assert f"{len(good)} good answers to {len(questions)} questions" in capsys.readouterr().out
     assert json.loads(out.read_text().splitlines()[0])["thing"] == "a river"
 
