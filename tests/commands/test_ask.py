@@ -279,6 +279,3 @@ def test_the_switch_for_thinking(run, use_model, tmp_path):
     status, out, err = run("ask", "Hi", "--think")
     assert (status, out) == (2, "")
     assert err == "chatapp: the model scripted has no switch for thinking in its template\n"
-
-
-# Templates that cannot be used

@@ -371,6 +371,3 @@ def test_interrupted_it_says_how_to_go_on(spam, tmp_path):
     assert error.decode() == (
         f"chatapp: interrupted; run the same command again to continue {output}\n"
     )
-
-
-# In turns of a chat

@@ -1,5 +1,7 @@
 """What stands where: the first screen, the status line, notes under replies, marks, legends."""
 
+import itertools
+
 import pytest
 from fakes import ScriptedModel
 from glass import GlassModel
@@ -31,14 +33,16 @@ def own(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_the_first_screen_says_what_the_model_is(open_app, size):
-    async with open_app(ScriptedModel(["Hi."], name="bundled"), size=size) as driver:
-        await driver.until(lambda: "Ctrl+R downloads smollm2" in driver.screen_text)
-        words = " ".join(driver.screen_text.split())
-        assert "is small and was made here" in words
-        assert "(98.4 MB without the hub), and goes on with it. The bundled" in words
-        assert "F1 help: all keys and commands" in words, "all of it is on the screen"
+async def test_the_first_screen_says_what_the_model_is(open_app):
+    async with open_app(ScriptedModel(["Hi."], name="bundled")) as driver:
+        for size in SIZES:
+            await driver.pilot.resize_terminal(*size)
+            await driver.until(lambda: "Ctrl+R downloads smollm2" in driver.screen_text)
+            await driver.listed()
+            words = " ".join(driver.screen_text.split())
+            assert "is small and was made here" in words
+            assert "(98.4 MB without the hub), and goes on with it. The bundled" in words
+            assert "F1 help: all keys and commands" in words, "all of it is on the screen"
 
 
 async def test_what_the_chat_is_held_with_is_in_the_status_line(open_app, own):
@@ -53,18 +57,24 @@ async def test_what_the_chat_is_held_with_is_in_the_status_line(open_app, own):
         assert "persona" not in driver.screen_text
 
 
-@pytest.mark.parametrize("width", range(20, 131, 10))
-async def test_the_status_line_never_runs_off(open_app, width):
-    async with open_app(size=(width, 20)) as driver:
+async def test_the_status_line_never_runs_off(open_app):
+    async with open_app() as driver:
         status = driver.chat.query_one(StatusLine)
         status.persona = "日本語の侍"
         status.speed, status.dropped, status.template = 123.0, 12, "own"
-        await driver.settle()
-        line = status.render()
-        assert line.cell_length <= status.content_size.width
-        assert line.plain.startswith("● ready")
-        assert ("persona" in line.plain) == (width >= 90)
-        assert "template" not in line.plain
+        for width in range(20, 131, 10):
+            await driver.pilot.resize_terminal(width, 20)
+            await driver.settle()
+            line = status.render()
+            assert line.cell_length <= status.content_size.width < width
+            assert line.plain.startswith("● ready")
+            assert ("persona" in line.plain) == (width >= 90)
+            assert "template" not in line.plain
+        status.model = "organisation/" + "x" * 50
+        for width in (20, 40, 60, 100, 200):
+            await driver.pilot.resize_terminal(width, 20)
+            await driver.settle()
+            assert status.render().cell_length <= status.content_size.width < width
 
 
 async def test_label_probabilities_stand_under_the_reply(open_app, own):
@@ -111,13 +121,13 @@ async def test_what_differs_between_two_replies_is_marked(open_app):
         assert "temperature" not in driver.screen_text  # only what differs is listed
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_each_tab_says_what_its_colours_and_keys_are(open_app, size):
+async def test_each_tab_says_what_its_colours_and_keys_are(open_app):
     legends = {"2": "100 %", "4": "most", "6": "the token that followed", "8": "under 1 %"}
-    async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
+    async with open_app(GlassModel(["It is.", "So."])) as driver:
         await driver.say("Hello")
         await driver.press_and_rest("f3")
-        for number, words in legends.items():
+        for size, (number, words) in itertools.product(SIZES, legends.items()):
+            await driver.pilot.resize_terminal(*size)
             await driver.press_and_rest(number)
             panel = driver.chat.query_one(Inspector)
             assert words in str(panel.query_one("#inspector-legend", Static).content)

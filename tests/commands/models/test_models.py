@@ -98,12 +98,6 @@ def test_info_tells_what_replies_are_drawn_with(run, tmp_path):
     assert document["sampling"]["temperature"] == {"value": 0.0, "from": "model"}
 
 
-def test_info_of_no_model_is_one_sentence(run, tmp_path):
-    status, out, err = run("models", "info", str(tmp_path / "none"))
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-
-
 def test_the_list_shows_kept_models_and_what_is_wrong_with_them(
     run, model, home, tmp_path, monkeypatch
 ):

@@ -20,7 +20,7 @@ def names(tmp_path):
     gc.enable()
 
 
-@pytest.mark.parametrize("held", ["by the chat", "in a cycle", "by a closed inspector"])
+@pytest.mark.parametrize("held", ["in a cycle", "by a closed inspector"])
 async def test_a_switch_frees_the_model_before(open_app, names, held):
     first, second = names
     settings = Settings(model=first, precision="float32", device="cpu")

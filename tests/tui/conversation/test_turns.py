@@ -212,18 +212,6 @@ async def test_the_status_line_counts_tokens_and_what_is_left_out(open_app):
         assert "scripted" in driver.screen_text
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 100, 200])
-async def test_the_status_line_always_fits(open_app, width):
-    async with open_app(size=(width, 20)) as driver:
-        status = driver.status
-        status.model = "organisation/" + "x" * 50
-        status.used, status.limit, status.speed, status.dropped = 12_345, 100_000, 123.4, 12
-        line = status.render()
-        assert line.cell_length <= status.content_size.width
-        assert "\n" not in line.plain
-        assert line.plain.startswith("● ready")
-
-
 async def test_a_store_that_goes_away_is_told_in_words(open_app, store):
     async with open_app() as driver:
         await driver.say("Hello")

@@ -75,13 +75,14 @@ def every_screen():
 
 @pytest.mark.parametrize("kind", every_screen(), ids=lambda kind: kind.__name__)
 async def test_f1_explains_its_keys_and_esc_leads_back(open_app, stage, kind):
-    async with open_app(ScriptedModel([SEA, WIDE]), size=(100, 300)) as driver:
+    async with open_app(ScriptedModel([SEA, WIDE]), size=(100, 40)) as driver:
         await WAYS[kind.__name__](driver)
         await driver.until(lambda: isinstance(driver.app.screen, kind))
         opened = driver.app.screen
         await driver.worked()
 
         await driver.opens(HelpScreen, "f1")
+        await driver.pilot.resize_terminal(100, 300)  # to see all of it
         await driver.until(lambda: driver.app.screen.query(".heading"))
         headings = [str(line.content) for line in driver.app.screen.query(".heading")]
         where = headings.index(kind.BINDING_GROUP_TITLE)

@@ -6,28 +6,9 @@ from tui_driver import fill
 from chatapp.common.settings import KeyChoice, Settings
 from chatapp.dialogue.documents.sources import Source
 from chatapp.tui.chat.help import HelpScreen
-from chatapp.tui.chat.messages import ChatMessage
-from chatapp.tui.chat.screen import ChatScreen
-from chatapp.tui.platform.actions import written
-from chatapp.tui.screens.history import ChatList, HistoryScreen
+from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.screens.texts import SourceScreen
-from chatapp.tui.widgets.prompt import PromptInput
-
-
-async def test_f1_lists_every_key(open_app):
-    async with open_app(size=(100, 600)) as driver:
-        await driver.opens(HelpScreen, "f1")
-        shown = driver.screen_text
-        places = (ChatScreen, PromptInput, ChatMessage, HistoryScreen, ChatList, ParametersScreen)
-        for place in places:
-            for entry in place.ACTIONS:
-                words, _, _ = entry.words.partition(";")
-                assert not entry.key or words in shown
-                assert all(written(key) in shown for key in entry.keys({}))
-        assert "Quit the program" in shown
-        await driver.press("escape")
-        assert driver.app.screen is driver.chat
 
 
 async def test_f1_begins_with_where_one_is(open_app, store):

@@ -126,6 +126,3 @@ async def test_a_running_reply_is_not_disturbed(open_app):
         assert not isinstance(driver.app.screen, ModelScreen)
         model.gate.set()
         await driver.idle()
-
-
-# A server in the chat
