@@ -9,10 +9,18 @@ from typer.testing import CliRunner
 
 from finetune.cli import app
 from finetune.config.sections import ConfigError
+from finetune.data import quality
 from finetune.data.quality import PARETO, filter_pool
 
 TALES = ("once upon a time", "the king and the queen", "a small fox in the wood", "they lived")
 ERRORS = ("cannot open file", "null pointer at line", "build failed with status", "retry the")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """These few texts have few words: they are learnt in few steps, with few weights."""
+    monkeypatch.setattr(quality, "_BUCKETS", 2**12)
+    monkeypatch.setattr(quality, "_LEAST_STEPS", 60)
 
 
 def texts(phrases, count, seed):

@@ -109,21 +109,21 @@ def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path):
     assert not (run / "bad_batch.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["optimizer.pt", "rng_state.pth", "trainer_state.json", "model.safetensors"]
-)
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
-    tmp_path, monkeypatch, name
+    tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
         tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
         with pytest.raises(tiny.Killed):
             train(tiny.saved_config(tmp_path), QUIET)
-    damaged = tmp_path / "run" / "checkpoint-6" / name
-    damaged.write_bytes(damaged.read_bytes()[:40])
-    with pytest.raises(ConfigError, match=rf"{re.escape(name)}: is damaged: .*checkpoint-6"):
-        resume(tmp_path / "run", [], QUIET)
-    shutil.rmtree(damaged.parent)
+    checkpoint = tmp_path / "run" / "checkpoint-6"
+    for name in ("optimizer.pt", "rng_state.pth", "trainer_state.json", "model.safetensors"):
+        whole = (checkpoint / name).read_bytes()
+        (checkpoint / name).write_bytes(whole[:40])
+        with pytest.raises(ConfigError, match=rf"{re.escape(name)}: is damaged: .*checkpoint-6"):
+            resume(tmp_path / "run", [], QUIET)
+        (checkpoint / name).write_bytes(whole)
+    shutil.rmtree(checkpoint)
     assert resume(tmp_path / "run", [], QUIET) == tmp_path / "run"
 
 

@@ -49,8 +49,8 @@ BURNING = {
 
 @pytest.fixture
 def hurry(monkeypatch):
-    """A third of the usual time."""
-    monkeypatch.setattr("chatapp.prompting.chat_template._MOST_SECONDS", 1.0)
+    """A tenth of the usual time."""
+    monkeypatch.setattr("chatapp.prompting.chat_template._MOST_SECONDS", 0.3)
 
 
 def outcome(source):
@@ -68,8 +68,9 @@ def test_a_template_that_burns_time_or_memory_is_given_up(name):
     assert outcome(BURNING[name]).startswith("test: the chat template ")
 
 
-def test_the_next_template_works_after_one_that_was_given_up():
+def test_the_next_template_works_after_one_that_was_given_up(hurry, monkeypatch):
     assert outcome(TWICE + "{{ f(60) }}").startswith("test: the chat template ")
+    monkeypatch.undo()
     assert outcome("{{ messages[1].content[2:8] }}{{ messages[0].content }}") == "walrusBe brief."
 
 
