@@ -324,14 +324,14 @@ def _unknown_things() -> Lists:
     rows = table("abstention")
     lists: dict[str, Any] = {name: entries(rows[part]) for name, part in rows["fields"].items()}
     for name in rows["names"]:
-        lists[name] = partial(_some_made_up, known=lists[name])
+        lists[name] = partial(_known_or_made_up, known=lists[name])
     return lists | {
         "n": lambda fields: str(fields.draw.randint(2, 999)),
         "d": lambda fields: str(fields.draw.randint(1200, 2025)),
     }
 
 
-def _some_made_up(fields: Fields, known: Sequence[str]) -> str:
+def _known_or_made_up(fields: Fields, known: Sequence[str]) -> str:
     draw = fields.draw
     return made_up_word(draw, 2).capitalize() if draw.random() < _MADE_UP else draw.choice(known)
 

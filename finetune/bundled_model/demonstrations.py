@@ -524,28 +524,23 @@ def held_out_tasks(
         *(("version", variations(draw, sentences, classes, 30)) for classes in (2, 2, 3, 4, 6)),
         *(("source", grouped(draw, kept_out, classes, 60)) for classes in (2, 2, 2, 3, 4)),
     ]
-    return [
-        _held_out_task(draw, f"{number}: {kind}", classes, items)
-        for number, (kind, classes) in enumerate(made, 1)
-    ]
+    tasks = []
+    for number, (kind, classes) in enumerate(made, 1):
+        labels = draw_labels(draw, len(classes), kept_out=True)
+        shots = _labelled([list(dict.fromkeys(texts)) for texts in classes], labels)
+        draw.shuffle(shots)
+        prompt = replace(
+            draw_layout(draw, arrows=0.0, named=0.0),
+            path=Path(f"held out {number}: {kind}"),
+            labels=tuple(labels),
+            metrics=("accuracy",),
+            pool=pool_of(shots),  # every text except the query can be shown
+            select=Select(method="random", k=MOST_SHOTS),
+        )
+        tasks.append(as_task(f"{number}: {kind}", prompt, shots[:items]))
+    return tasks
 
 
 def as_task(name: str, prompt: PromptFile, shots: Sequence[Shot]) -> Task:
     """A task whose items are inputs with their outputs."""
     return Task(name, prompt, [Item(*shot, line) for line, shot in enumerate(shots, 1)])
-
-
-def _held_out_task(draw: random.Random, name: str, classes: Classes, items: int) -> Task:
-    """A task with labels, in a layout of its own; every text except the query can be shown."""
-    labels = draw_labels(draw, len(classes), kept_out=True)
-    shots = _labelled([list(dict.fromkeys(texts)) for texts in classes], labels)
-    draw.shuffle(shots)
-    prompt = replace(
-        draw_layout(draw, arrows=0.0, named=0.0),
-        path=Path(f"held out {name}"),
-        labels=tuple(labels),
-        metrics=("accuracy",),
-        pool=pool_of(shots),
-        select=Select(method="random", k=MOST_SHOTS),
-    )
-    return as_task(name, prompt, shots[:items])

@@ -36,7 +36,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any
 
-import rich
 import typer
 
 from chatapp.common.parameters import Choices
@@ -58,7 +57,6 @@ from chatapp.tasks.evaluation.gpt3_tasks import own_words
 from chatapp.tasks.evaluation.journal import Journal
 from chatapp.tasks.evaluation.plot import plot
 from chatapp.tasks.evaluation.report import Result, document
-from chatapp.tasks.evaluation.report import table as results_table
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.metrics import wilson
 from finetune.bundled_model.chats import held_out_questions
@@ -180,8 +178,8 @@ def _label_task(
 
 
 def evaluate(model: LanguageModel, tasks: Sequence[Task], grid: Grid, out: Path) -> list[Result]:
-    """The results of a part and their means over its tasks, as `chatapp eval` writes and shows
-    them. Raises UserError when `out` has the answers of another model.
+    """The results of a part and their means over its tasks, which `out` receives in the form of
+    `chatapp eval`. Raises UserError when it has the answers of another model.
     """
     with Journal(out / "answers.jsonl") as journal:
         results = measure_tasks(model, tasks, grid, journal)
@@ -207,7 +205,9 @@ def evaluate(model: LanguageModel, tasks: Sequence[Task], grid: Grid, out: Path)
     write_whole(out / "report.json", text + "\n")
     if grid != _AS_CHAT:
         plot([result for result in results if result.task.startswith("mean")], out / "mean.png")
-    rich.print(results_table(results, None, all_columns=False))
+    for result in results:
+        setting = f"{result.task}, {result.shots} demonstrations, {result.selection}"
+        print(f"{setting}: {result.mean:.3f} of {result.n}")
     return results
 
 

@@ -166,7 +166,9 @@ def talks(path: Path, names: Sequence[str], seed: int, *, kept_out: bool = False
     draw = random.Random(seed)
     for row in _json_rows(path):
         turns = [turn if isinstance(turn, str) else turn[1] for turn in row["turns"]]
-        if not turns or is_first_message_kept_out(turns[0]) != kept_out:
+        # In any spelling, a first message is on one side.
+        first = re.findall(r"[a-z0-9]+", turns[0].lower()) if turns else []
+        if not turns or is_kept_out(["first message", first], KEPT_OUT_TALKS) != kept_out:
             continue
         both = draw.sample(names, 2)
         texts = (
@@ -176,12 +178,6 @@ def talks(path: Path, names: Sequence[str], seed: int, *, kept_out: bool = False
         whole = list(takewhile(lambda text: text and not _PLACE.search(text), texts))
         if len(whole) > 1:
             yield chat(whole)
-
-
-def is_first_message_kept_out(text: str) -> bool:
-    """Whether talks that begin with this message are held out, in any spelling."""
-    words = re.findall(r"[a-z0-9]+", text.lower())
-    return is_kept_out(["first message", words], KEPT_OUT_TALKS)
 
 
 _PLACE = re.compile(r"[\[(][^\])]*[\])]")

@@ -10,7 +10,7 @@ from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Sampling
 from chatapp.tasks.evaluation.evaluate import Grid
 from finetune.bundled_model import chats, report
-from finetune.bundled_model.questions import all_tasks
+from finetune.bundled_model.questions import all_tasks, in_most_words
 from finetune.bundled_model.tables import table
 
 
@@ -120,17 +120,25 @@ def test_a_story_stays_with_its_subject_and_a_call_has_the_right_numbers():
     assert report.becomes_no_story(chat)
 
 
-def test_a_last_look_measures_everything():
+def test_a_last_look_measures_what_nothing_else_has():
     drawn = report.last_talk(ScriptedModel(lambda prompt: " I don't know."))
     figures = report.shares(drawn)
     assert figures["declines what it cannot know"] == figures["ends by itself"] == 1.0
     assert figures["stays with the subject of a story"] == 0.0
     assert figures["calls with the right numbers"] == 0.0
-    look, stories = table("last_look"), table("last_look")["stories"]
-    assert len(drawn["first messages"]) == len(look["openers"])
-    assert len(drawn["stories"]) == len(stories["ask"]) * len(stories["subjects"])
     assert len(drawn["calls"]) == 45
-    (tasks, _), (labels, grid) = report.last_groups().values()
-    assert [task.name for task in tasks] == [f"{task.name}, new" for task in all_tasks()]
+    look, subjects = table("last_look"), table("subjects")
+    assert len(drawn["first messages"]) == len(look["openers"])
+    assert not set(look["openers"]) & set(table("first_messages")["said"])
+    stories = look["stories"]
+    assert len(drawn["stories"]) == len(stories["ask"]) * len(stories["subjects"])
+    assert not set(stories["subjects"]) & {x for kind in chats.subjects().values() for x in kind}
+    assert not set(stories["ask"]) & {*subjects["ask"], *subjects["again"]}
+    (asked, _), (labels, grid) = report.last_groups().values()
+    for measured, task, wide in zip(asked, all_tasks(), in_most_words(all_tasks()), strict=True):
+        wordings = look["wordings"][task.name]
+        assert measured.items
+        assert not set(wordings) & {*task.unseen, *wide.ask}
+        assert not set(task.unseen) & set(wide.ask)
     assert len(labels) == 4
     assert all(len(task.prompt.pool) > max(grid.shots) for task in labels)

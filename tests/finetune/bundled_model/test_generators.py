@@ -6,9 +6,9 @@ import re
 import pytest
 
 from chatapp.tasks.evaluation.gpt3_tasks import own_words
-from finetune.bundled_model import chats, demonstrations, report
+from finetune.bundled_model import chats, demonstrations
 from finetune.bundled_model.demonstrations import LABELS_KEPT_OUT
-from finetune.bundled_model.questions import all_tasks, in_more_words, in_most_words
+from finetune.bundled_model.questions import all_tasks, in_more_words
 from finetune.bundled_model.tables import is_kept_out, table
 
 TASKS = {task.name: task for task in all_tasks()}
@@ -104,24 +104,3 @@ def test_wordings_kept_for_measuring_are_not_taught():
     draw = random.Random(1)
     said = {chats.declined(draw)[0].lower().rstrip("?.") for _ in range(5000)}
     assert not said & {question.lower().rstrip("?.") for question in questions}
-
-
-# --- the last look -----------------------------------------------------------------------
-
-
-def test_the_last_look_has_wordings_and_subjects_of_its_own():
-    taught = {subject for names in chats.subjects().values() for subject in names}
-    look = table("last_look")
-    assert not taught & set(look["stories"]["subjects"])
-    assert not set(look["stories"]["ask"]) & {
-        *table("subjects")["ask"],
-        *table("subjects")["again"],
-    }
-    for measured, task, wide in zip(
-        report.last_groups()["tasks"][0], all_tasks(), in_most_words(all_tasks()), strict=True
-    ):
-        wordings = look["wordings"][task.name]
-        assert not set(wordings) & {*task.unseen, *wide.ask}
-        assert not set(task.unseen) & set(wide.ask)
-        assert measured.items
-    assert not set(look["openers"]) & set(table("first_messages")["said"])
