@@ -25,9 +25,6 @@ def model():
 
 def test_every_block_of_the_guide_runs_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    rows = [{"input": "You won a prize, click!", "output": "spam"}]
-    rows += [{"input": "See you at the meeting.", "output": "ham"}]
-    Path("spam_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     for block in blocks:
