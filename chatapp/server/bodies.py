@@ -167,11 +167,11 @@ class Writing(sampling_model("max_tokens"), Body):  # type: ignore[misc]  # made
     )
     seed: int | None = key_of("seed", low=-int(PARAMETERS["seed"].high))
 
-    @property
-    def has_form(self) -> bool:
-        """Whether the reply, or a call in it, has a form that is compiled first."""
+    def form_size(self) -> int:
+        """Characters of what is compiled first, as the form of the reply or of a call in it."""
         names = ("structured_outputs", "response_format", "tools")
-        return any(getattr(self, name, None) is not None for name in names)
+        given = (getattr(self, name, None) for name in names)
+        return sum(len(str(form)) for form in given if form is not None)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -14,12 +14,11 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from chatapp.common.parameters import Choices
 from chatapp.common.userfiles import UserError
@@ -54,14 +53,13 @@ from chatapp.server.prompts import (
     too_long,
 )
 from chatapp.server.scores import ScoredToken, ShownTokens, bytes_of, drawn, ended
-from chatapp.server.worker import MOST_WAITING, BusyError, Worker, raise_error
+from chatapp.server.worker import MOST_WAITING, Turns, Worker, raise_error
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 Document = dict[str, Any]
-_Result = TypeVar("_Result")
 
 _LENGTH = ("length", "context")
 _OWN_REASONS = ("stop", "length")
@@ -92,14 +90,14 @@ class Service:
         self.model, self._template, self._choices, self._name = model, template, choices, name
         self.worker = Worker(model)
         # A form may take ten seconds to compile, and other requests share the loop's threads.
-        self._compiler, self._viewer, self._queued = ThreadPoolExecutor(1), ThreadPoolExecutor(1), 0
+        self._compiler, self._viewer = Turns(), Turns()
         self._is_closed = threading.Event()
 
     def close(self) -> None:
         """End all replies and views."""
         self._is_closed.set()
         for queue in (self._compiler, self._viewer):
-            queue.shutdown(wait=False, cancel_futures=True)
+            queue.close()
         self.worker.close()
 
     def ignored_keys(self, body: Body) -> list[str]:
@@ -120,8 +118,8 @@ class Service:
         if isinstance(body, InspectBody):
             return await self._inspect(body)
         assert isinstance(body, Writing)
-        if body.has_form:
-            replies = await self._in_turn(self._compiler, partial(self._replies, body))
+        if size := await asyncio.to_thread(body.form_size):
+            replies = await self._compiler.take(size, partial(self._replies, body))
         else:
             replies = await asyncio.to_thread(self._replies, body)
         if not body.stream:
@@ -129,16 +127,6 @@ class Service:
         options = body.stream_options
         with_usage = options is not None and bool(options.include_usage)
         return replies.chunks(self.worker, self._name, with_usage=with_usage)
-
-    async def _in_turn(self, queue: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result:
-        """Work that is done one after the other. Raises BusyError when too much of it waits."""
-        if self._queued >= MOST_WAITING:
-            raise BusyError
-        self._queued += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(queue, work)
-        finally:
-            self._queued -= 1
 
     def _replies(self, body: Writing) -> "Replies":
         if isinstance(body, CompletionBody):
@@ -185,7 +173,7 @@ class Service:
         try:
             model, sampling = self.model, self._choices.sampling
             work = partial(inspect, body, model, self._template, sampling, go_on)
-            views = await self._in_turn(self._viewer, work)
+            views = await self._viewer.take(0, work)
             return {"object": "inspection", "model": self._name} | views
         finally:
             has_left.set()

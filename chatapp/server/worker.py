@@ -6,10 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from queue import Empty, PriorityQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chatapp.common.unforeseen import describe_unforeseen
@@ -232,6 +234,44 @@ class Worker:
                         self._outgoing.append(partial(waiting.deliver, None, BusyError()))
                 self._waiting.clear()
                 self._hand_over()
+
+
+class Turns:
+    """A thread of its own for work that takes long: of what waits, the smallest comes first, so
+    that many requests with much of it hold up none with little.
+    """
+
+    def __init__(self) -> None:
+        self._thread, self._numbers, self._taken = ThreadPoolExecutor(1), count(), 0
+        self._waiting = PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any]]]()
+
+    async def take(self, size: int, work: Callable[[], _Result]) -> _Result:
+        """What the work returns or raises. Raises BusyError when too much of it waits."""
+        if self._taken >= MOST_WAITING:
+            raise BusyError
+        future: Future[_Result] = Future()
+        self._waiting.put((size, next(self._numbers), future, work))
+        self._thread.submit(self._next)
+        self._taken += 1
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self._taken -= 1
+
+    def _next(self) -> None:
+        with suppress(Empty):  # `close` has taken it
+            *_, future, work = self._waiting.get_nowait()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+
+    def close(self) -> None:
+        """End with the work that is being done; who waits is cancelled."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        while not self._waiting.empty():
+            self._waiting.get_nowait()[2].cancel()
 
 
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:

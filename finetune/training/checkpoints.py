@@ -66,6 +66,7 @@ OPTIMIZER_FILE = "optimizer.pt"
 LOCK_FILE = ".lock"
 """Held by the process that writes a run; deleted at its end."""
 
+_INSTEAD = "remove {} to continue from the checkpoint before it"
 _NUMBERED = re.compile(r"checkpoint-\d+")
 
 UNFINISHED = "unfinished"
@@ -260,7 +261,7 @@ def check_whole(checkpoint: Path) -> None:
                             raise BadZipFile(f"{damaged} does not match its checksum")
         except (OSError, ValueError, BadZipFile, SafetensorError) as error:
             raise ConfigError(
-                f"{file}: is damaged: {reason(error)}; {_instead(checkpoint)}"
+                f"{file}: is damaged: {reason(error)}; {_INSTEAD.format(checkpoint.name)}"
             ) from None
 
 
@@ -275,12 +276,8 @@ def fits(checkpoint: Path) -> Iterator[None]:
         has_code = isinstance(error, UnpicklingError)  # whose words advise to run it
         why = "it has objects that no checkpoint has" if has_code else first_line(error)
         raise ConfigError(
-            f"{checkpoint}: is not of this run: {why}; {_instead(checkpoint)}"
+            f"{checkpoint}: is not of this run: {why}; {_INSTEAD.format(checkpoint.name)}"
         ) from None
-
-
-def _instead(checkpoint: Path) -> str:
-    return f"remove {checkpoint.name} to continue from the checkpoint before it"
 
 
 @contextmanager

@@ -79,14 +79,6 @@ PRETRAIN_RECORD = "pretrain.json"
 LOSSES_FILE = "losses.jsonl"
 
 
-def _day(text: str) -> str:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        raise ValueError("is not a day such as 2026-01-31") from None
-    return text
-
-
 class _Written(BaseModel):
     """What is read again of a file that a run wrote; other keys are not looked at."""
 
@@ -100,7 +92,7 @@ class _Pretraining(_Written):
 
 
 class _Run(_Pretraining):
-    begun: Annotated[str, AfterValidator(_day)] = ""
+    begun: Annotated[str, AfterValidator(date.fromisoformat)] = ""
     template: dict[str, Any] | None
     weights: str
     precision: Literal["float32", "bfloat16"]
@@ -109,8 +101,6 @@ class _Run(_Pretraining):
 
 class _Result(_Written):
     steps: int = Field(ge=0)
-    parameters: int | None = None
-    formula: str | None = None
 
 
 class _State(_Written):

@@ -608,7 +608,12 @@ def test_the_bin_gives_back_until_it_is_emptied(store, path, monkeypatch):
     store.bin_chat(gone)
     monkeypatch.setattr(time, "time", lambda: now)
     store.empty_bin()
-    monkeypatch.setattr(time, "time", lambda: now + 25 * 60 * 60)
+    for hours in (25, 25.5):  # a clock that jumped to there, and is used for half an hour
+        monkeypatch.setattr(time, "time", lambda ahead=hours: now + ahead * 60 * 60)
+        store.empty_bin()
+        store.add_message(kept, None, "user", "Hi")
+        store.chat(gone)
+    monkeypatch.setattr(time, "time", lambda: now + 27 * 60 * 60)
     store.empty_bin()
     with pytest.raises(StoreError, match=f"there is no chat {gone}"):
         store.restore_chat(gone)

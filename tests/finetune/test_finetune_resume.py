@@ -230,7 +230,7 @@ def shrink(state):
 STATE, RUN = "checkpoint-6/trainer_state.json", "run.json"
 DAMAGE = {
     "folder": (lambda run: keeping(run / RUN, folder=0), r"'folder' is the number 0, exp"),
-    "day": (lambda run: keeping(run / RUN, begun="2026-13-99"), r"'begun' is not a day such as"),
+    "day": (lambda run: keeping(run / RUN, begun="2026-13-99"), r"'begun' month must be"),
     "template": (lambda run: keeping(run / RUN, template=10**400), r"'template' is the number"),
     "data": (lambda run: keeping(run / RUN, data=[[]]), r"'data' is a list, expected a table"),
     "precision": (lambda run: keeping(run / RUN, precision="x"), r"'precision' is the string 'x'"),

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 import chatapp
 from chatapp.engine.models.loading import load_model
-from chatapp.server import worker
+from chatapp.server import prompts, worker
 from chatapp.server.bodies import KEYS, POSTS
 from chatapp.server.server import LARGEST_BODY, Access
 
@@ -302,6 +302,25 @@ async def test_forms_that_take_long_to_compile_hold_up_no_other_request(client, 
     compiling.set()
     answers = await asyncio.gather(*waiting)
     assert sum(answer.get("status") == 503 for answer in answers) == 6
+
+
+async def test_a_small_form_waits_for_no_large_ones(client, monkeypatch):
+    order, compiling, compiled = [], threading.Event(), prompts._compiled
+
+    def slow(model, make, param):
+        constraint = compiled(model, make, param)
+        order.append(len(constraint.source))
+        return compiling.wait(60) and constraint
+
+    monkeypatch.setattr("chatapp.server.prompts._compiled", slow)
+    waiting = []
+    for size in (9, 900, 800, 5, 700, 20):
+        form = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "a" * size}}
+        waiting.append(asyncio.create_task(client.post(TEXT, form)))
+        await asyncio.sleep(0.2)
+    compiling.set()
+    await asyncio.gather(*waiting)
+    assert order == [9, 5, 20, 700, 800, 900]
 
 
 def test_every_list_of_a_request_is_read_up_to_its_first_mistake():

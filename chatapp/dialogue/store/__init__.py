@@ -40,7 +40,8 @@ from chatapp.dialogue.store.rows import (
 from chatapp.prompting.messages import Call, Role
 from chatapp.tasks.files.documents import DocumentSet
 
-_SECONDS_IN_BIN = 24 * 60 * 60.0
+_SECONDS_IN_BIN, _SECONDS_UNTIL_TRUSTED = 24 * 60 * 60.0, 60 * 60.0
+"""Of a chat in the bin, and of a clock that may have jumped."""
 
 _INDEX_MEMORY, _MUCH_INDEX_MEMORY = 2**20, 2**25
 """Bytes that the index collects before it writes them: FTS5's default, and for many messages."""
@@ -170,13 +171,15 @@ class Store:
         self._database.update("chats", chat_id, deleted=None)
 
     def empty_bin(self) -> None:
-        """Delete for good the chats that were put into the bin more than a day ago; for one of a
-        clock that was ahead the day begins now.
+        """Delete for good the chats that were put into the bin more than a day ago, if a chat was
+        changed since that day, over an hour ago: a clock that has just jumped ahead says nothing.
+        For one of a clock that was ahead the day begins now.
         """
         now = time.time()
         self._database.rows("UPDATE chats SET deleted = ? WHERE deleted > ?", now, now)
-        statement = "DELETE FROM chats WHERE deleted < ? RETURNING id"
-        if self._database.rows(statement, now - _SECONDS_IN_BIN):
+        statement = """DELETE FROM chats WHERE deleted + ? <
+            (SELECT max(updated) FROM chats WHERE updated < ?) RETURNING id"""
+        if self._database.rows(statement, _SECONDS_IN_BIN, now - _SECONDS_UNTIL_TRUSTED):
             forget_backups(self._database.path)
 
     def delete_chat(self, chat_id: int) -> None:
