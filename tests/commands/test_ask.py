@@ -14,7 +14,6 @@ from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 from chatapp.common.paths import settings_path
-from chatapp.engine.errors import ModelError
 from chatapp.engine.models import loading
 from chatapp.prompting.template import CHAT, save_template
 
@@ -150,16 +149,6 @@ def test_a_model_that_fails_gives_status_one(run, use_model, flags):
     assert (status, err) == (1, "chatapp: out of memory\n")
     if flags:
         assert json.loads(out)["finish_reason"] == "error"
-
-
-def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch):
-    def fail(name, **_):
-        raise ModelError(f"{name}: there is no such folder")
-
-    monkeypatch.setattr(loading, "load_model", fail)
-    assert run("ask", "Hi", "--model", "./none") == (
-        *(2, "", "chatapp: ./none: there is no such folder\n"),
-    )
 
 
 def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch):

@@ -7,7 +7,6 @@ import re
 import sys
 
 import pytest
-from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
 from chatapp import __version__
@@ -49,19 +48,6 @@ def test_the_table(run, model):
     assert names == ["model", "load", "prefill", "decode", "kernels", "memory", "limit"]
     assert f"{model}, float32, " in out
     assert "50 tokens after 50\n" in out
-
-
-def test_what_cannot_be_measured(run, use_model, model):
-    status, out, err = run("bench", "--model", str(model), "--precision", "int3")
-    assert (status, out) == (2, "")
-    assert err == (
-        "chatapp: --precision: precision is 'int3'; "
-        "expected one of auto, float32, bfloat16, int8, int4\n"
-    )
-    use_model(ScriptedModel("Hello"))
-    status, out, err = run("bench")
-    assert (status, out) == (2, "")
-    assert "does not run on this machine" in err
 
 
 FAKE_LLAMA_CPP = """
