@@ -10,7 +10,7 @@
    int4   w[o][i] ~ scale[o][g] n[o][i] + least[o][g] in groups g of 32 columns, n from 0 to 15
           tile: for each two pairs of columns 32 bytes, the first pair in the low halves
           y[o] = s sum_g (scale[o][g] sum n q + least[o][g] sum q)
-   float  rows as they are
+   float  rows as they are; in halves, rows of float16, whose values a float has exactly: half as much to read
 
    What a row gives does not depend on the other rows.
 
@@ -108,6 +108,24 @@ INLINE pairs load_uint8(const uint8_t *n) {
   return __builtin_convertvector(v, pairs);
 }
 #endif
+#if BYTES == 64
+#define HAS_HALVES 1
+INLINE floats load_half(const uint16_t *x) { return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)x)); }
+#elif BYTES == 32
+#define HAS_HALVES 1
+INLINE floats load_half(const uint16_t *x) { return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)x)); }
+#else /* to take it apart by shifts is slower than to read a float */
+#define HAS_HALVES 0
+INLINE floats load_half(const uint16_t *x) { return all((float)*x); }
+#endif
+static float of_half(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7FFFu;
+  if (rest < 0x400) return (sign ? -1.0f : 1.0f) * (float)rest * 5.9604644775390625e-8f; /* units of 2^-24 */
+  const uint32_t raised = sign | ((rest << 13) + (112u << 23));
+  float x;
+  memcpy(&x, &raised, 4);
+  return x;
+}
 INLINE pairs all_pairs(const int16_t *q) {
   int32_t pair;
   memcpy(&pair, q, 4);
@@ -247,10 +265,10 @@ static void in_parallel(task run, void *given, int items, long work) {
    from CPUID, because __builtin_cpu_supports answers no to everything in what zig compiles. */
 API int instructions(void) {
 #if defined(__x86_64__)
-  enum { FMA = 1 << 12, SAVED = 1 << 27, AVX_STATE = 0x06, AVX512_STATE = 0xE6 };
+  enum { FMA = 1 << 12, HALVES = 1 << 29, SAVED = 1 << 27, AVX_STATE = 0x06, AVX512_STATE = 0xE6 };
   const unsigned avx2 = 1u << 5, foundation_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, vnni = 1u << 11;
   unsigned a, b, c, d, state;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & FMA) || !(c & SAVED)) return 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & FMA) || !(c & HALVES) || !(c & SAVED)) return 0;
   __asm__ volatile("xgetbv" : "=a"(state), "=d"(d) : "c"(0)); /* the registers that the system saves */
   if ((state & AVX_STATE) != AVX_STATE || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2)) return 0;
   const int is_wide = (state & AVX512_STATE) == AVX512_STATE && (b & foundation_dq_bw_vl) == foundation_dq_bw_vl;
@@ -266,11 +284,13 @@ API void set_threads(int count) {
 
 /* ---- products ---- */
 
-enum { FLOAT32, INT8, INT4 };
+enum { FLOAT32, INT8, INT4, FLOAT16 };
+
+API int has_halves(void) { return HAS_HALVES; }
 
 typedef struct {
   int kind, in, out;
-  const void *weight;  /* out rows of floats, or tiles; outputs of tiles are padded to 16 */
+  const void *weight;  /* out rows of floats or halves, or tiles; outputs of tiles are padded to 16 */
   const void *scale;   /* int8: (out,) float; int4: (tiles, groups, 2, 16) bfloat16, scale and least */
   const float *bias;   /* (out,) or NULL */
 } linear;
@@ -396,13 +416,15 @@ static void tiles(void *given, int begin, int end) {
   }
 }
 
-/* y[r][o] = w[o] . x[r] for a few rows of each, n numbers long; y_stride: floats from one r to the next. */
-INLINE void dots(const float *w, const float *x, long x_stride, int n, int outputs, int rows, float *y, long y_stride) {
+/* y[r][o] = w[o] . x[r] for a few rows of each, n numbers long; y_stride: floats from one r to the next. w: of halves
+   if is_half, else of floats. */
+INLINE void dots(const void *w, int is_half, const float *x, long x_stride, int n, int outputs, int rows, float *y, long y_stride) {
   floats sum[4][4] = {0};
   int i = 0;
   for (; i + LANES <= n; i += LANES) {
     floats weights[4];
-    UNROLL for (int o = 0; o < outputs; o++) weights[o] = load(w + (long)o * n + i);
+    UNROLL for (int o = 0; o < outputs; o++)
+      weights[o] = is_half ? load_half((const uint16_t *)w + (long)o * n + i) : load((const float *)w + (long)o * n + i);
     UNROLL for (int r = 0; r < rows; r++) {
       const floats state = load(x + r * x_stride + i);
       UNROLL for (int o = 0; o < outputs; o++) sum[o][r] += weights[o] * state;
@@ -411,29 +433,42 @@ INLINE void dots(const float *w, const float *x, long x_stride, int n, int outpu
   UNROLL for (int o = 0; o < outputs; o++)
     UNROLL for (int r = 0; r < rows; r++) {
       float rest = 0;
-      for (int j = i; j < n; j++) rest += w[(long)o * n + j] * x[r * x_stride + j];
+      for (int j = i; j < n; j++) {
+        const long at = (long)o * n + j;
+        rest += (is_half ? of_half(((const uint16_t *)w)[at]) : ((const float *)w)[at]) * x[r * x_stride + j];
+      }
       y[r * y_stride + o] = total_of(sum[o][r]) + rest;
     }
 }
 
 /* The same for any number of rows of w (outputs, n) and of x. */
-static void all_dots(const float *w, const float *x, long x_stride, int n, int outputs, int rows, float *y,
-                     long y_stride) {
+INLINE void dots_of(const void *w, int is_half, const float *x, long x_stride, int n, int outputs, int rows, float *y,
+                    long y_stride) {
   enum { WIDE = BYTES == 64 || LANES < 8 ? 4 : 2 }; /* as registers allow */
   int o = 0;
   for (; o + WIDE <= outputs; o += WIDE) {
+    const char *of = (const char *)w + (long)o * n * (is_half ? 2 : 4);
     int r = 0;
-    for (; r + 4 <= rows; r += 4) dots(w + (long)o * n, x + r * x_stride, x_stride, n, WIDE, 4, y + r * y_stride + o, y_stride);
-    for (; r < rows; r++) dots(w + (long)o * n, x + r * x_stride, x_stride, n, WIDE, 1, y + r * y_stride + o, y_stride);
+    for (; r + 4 <= rows; r += 4) dots(of, is_half, x + r * x_stride, x_stride, n, WIDE, 4, y + r * y_stride + o, y_stride);
+    for (; r < rows; r++) dots(of, is_half, x + r * x_stride, x_stride, n, WIDE, 1, y + r * y_stride + o, y_stride);
   }
   for (; o < outputs; o++)
-    for (int r = 0; r < rows; r++) dots(w + (long)o * n, x + r * x_stride, x_stride, n, 1, 1, y + r * y_stride + o, y_stride);
+    for (int r = 0; r < rows; r++)
+      dots((const char *)w + (long)o * n * (is_half ? 2 : 4), is_half, x + r * x_stride, x_stride, n, 1, 1,
+           y + r * y_stride + o, y_stride);
+}
+
+static void all_dots(const float *w, const float *x, long x_stride, int n, int outputs, int rows, float *y, long y_stride) {
+  dots_of(w, 0, x, x_stride, n, outputs, rows, y, y_stride);
 }
 
 static void rows_of_floats(void *given, int begin, int end) {
   const product *p = given;
   const linear *l = p->layer;
-  all_dots((const float *)l->weight + (long)begin * l->in, p->x, l->in, l->in, end - begin, p->rows, p->y + begin, l->out);
+  const long from = (long)begin * l->in;
+  if (HAS_HALVES && l->kind == FLOAT16)
+    dots_of((const uint16_t *)l->weight + from, 1, p->x, l->in, l->in, end - begin, p->rows, p->y + begin, l->out);
+  else all_dots((const float *)l->weight + from, p->x, l->in, l->in, end - begin, p->rows, p->y + begin, l->out);
   if (l->bias)
     for (int r = 0; r < p->rows; r++)
       for (int o = begin; o < end; o++) p->y[(long)r * l->out + o] += l->bias[o];
@@ -474,13 +509,13 @@ static void round_rows(void *given, int begin, int end) {
 
 /* y (rows, out) = x (rows, in) W^T + b. room: bytes for rounded rows, as many as linear_room says. */
 API long linear_room(const linear *l, int rows) {
-  return l->kind == FLOAT32 ? 0 : (long)rows * (l->in * 2L + 8 + (l->in / GROUP + 1) * 4L) + 64;
+  return l->kind == FLOAT32 || l->kind == FLOAT16 ? 0 : (long)rows * (l->in * 2L + 8 + (l->in / GROUP + 1) * 4L) + 64;
 }
 
 API void apply_linear(const linear *l, const float *x, float *y, int rows, char *room) {
   product p = {.layer = l, .x = x, .y = y, .rows = rows};
   const long work = (long)rows * l->in * l->out;
-  if (l->kind == FLOAT32) {
+  if (l->kind == FLOAT32 || l->kind == FLOAT16) {
     in_parallel(rows_of_floats, &p, l->out, work);
     return;
   }
@@ -525,7 +560,7 @@ static void norm_rows(void *given, int begin, int end) {
     const float mean = f->bias ? total(x, n) / (float)n : 0;
     for (int i = 0; i < n; i++) y[i] = x[i] - mean;
     float square;
-    dots(y, y, n, n, 1, 1, &square, 1);
+    dots(y, 0, y, n, n, 1, 1, &square, 1);
     const float factor = 1 / sqrtf(square / (float)n + f->epsilon);
     for (int i = 0; i < n; i++) y[i] = y[i] * factor * f->weight[i] + (f->bias ? f->bias[i] : 0);
   }
@@ -926,15 +961,6 @@ typedef struct {
   int vocabulary, step;
   atomic_int ended;           /* rows that go on no further: 1 after this token, 2 before it */
 } drawing;
-
-static float of_half(uint16_t half) {
-  const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7FFFu;
-  if (rest < 0x400) return (sign ? -1.0f : 1.0f) * (float)rest * 5.9604644775390625e-8f; /* units of 2^-24 */
-  const uint32_t raised = sign | ((rest << 13) + (112u << 23));
-  float x;
-  memcpy(&x, &raised, 4);
-  return x;
-}
 
 static void embed(const decoder *d, int id, int at, float *x) {
   const long width = d->blocks->width, row = id * width;

@@ -15,7 +15,13 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.machine import machine_memory
 from chatapp.engine.kernels.native import OUTPUTS, kernels
-from chatapp.engine.kernels.native_layers import FEW_ROWS, NativeLinear, float_struct, multiply
+from chatapp.engine.kernels.native_layers import (
+    FEW_ROWS,
+    NativeLinear,
+    float_struct,
+    halves,
+    multiply,
+)
 from chatapp.engine.kernels.rounding import (
     GROUP,
     group_scales,
@@ -189,14 +195,15 @@ class Linear:
     weight: (out, in), contiguous. bias: (out,) or None.
     """
 
-    __slots__ = ("_by_onednn", "_library", "bias", "struct", "weight")
+    __slots__ = ("_by_onednn", "_half", "_library", "bias", "struct", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
-        self.struct = float_struct(weight, bias)
         is_on_cpu = weight.device.type == "cpu"
         self._library = kernels().library if is_on_cpu else None
+        self._half = None if self._library is None else halves(self._library, weight)
+        self.struct = float_struct(weight if self._half is None else self._half, bias)
         self._by_onednn = is_on_cpu and weight.numel() >= _ONEDNN_FROM and has_onednn()
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -23,13 +23,13 @@ SOURCE = Path(__file__).with_name("kernels.c")
 CHOICE = "_CHATAPP_KERNELS"
 """Environment variable: a level's name, or "none", in place of what the processor has."""
 
-FLOAT32, INT8, INT4 = range(3)
+FLOAT32, INT8, INT4, FLOAT16 = range(4)
 OUTPUTS = 16
 """Outputs of a tile."""
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "baseline": (),
-    "avx2": ("-mavx2", "-mfma"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": (
         *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma"),
         "-mprefer-vector-width=512",
@@ -119,6 +119,7 @@ class DecoderStruct(ctypes.Structure):
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "instructions": ((), _INT),
+    "has_halves": ((), _INT),
     "set_threads": ((_INT,), None),
     "linear_room": ((_POINTER, _INT), _LONG),
     "apply_linear": ((_POINTER, _POINTER, _POINTER, _INT, _POINTER), None),

@@ -90,6 +90,14 @@ def test_products(library, threads):
         reach = x.abs().double() @ weight.abs().double().t()
         assert ((product(library, layer, x) - expected).abs() <= 2e-6 * reach + 1e-6).all()
 
+        half = (weight * draw.choice((1e-6, 1.0))).half()  # tiny ones are below float16's normals
+        for kind, numbers in ((native.FLOAT32, half.float()), (native.FLOAT16, half)):
+            layer = native.LinearStruct(kind, columns, out, at(numbers), None, at(bias))
+            if kind == native.FLOAT32:
+                expected = product(library, layer, x)
+            elif library.has_halves():
+                assert torch.equal(product(library, layer, x), expected)
+
         whole = torch.randint(-127, 128, (out, columns), dtype=torch.int8)
         scale = torch.rand(out) * 0.01
         packed = rounding.pack_int8(whole)
