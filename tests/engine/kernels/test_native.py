@@ -95,8 +95,9 @@ def test_products(library, threads):
             layer = native.LinearStruct(kind, columns, out, at(numbers), None, at(bias))
             if kind == native.FLOAT32:
                 expected = product(library, layer, x)
-            elif library.has_halves():
-                assert torch.equal(product(library, layer, x), expected)
+            elif library.has_halves():  # what is left of a row after whole vectors may differ
+                least = 0 if columns % 16 == 0 else 1e-5
+                assert torch.allclose(product(library, layer, x), expected, least, least)
 
         whole = torch.randint(-127, 128, (out, columns), dtype=torch.int8)
         scale = torch.rand(out) * 0.01
