@@ -163,7 +163,6 @@ class Batch:
                     return []
                 self._reading.pop(number, None)
                 self._admit(number, reply, cache)
-                self._model.lock.compute_alone()
                 drawn = reply.draw(logits)
         except FAILURES as failure:
             return [(number, reply.fail(failure))]
@@ -211,7 +210,6 @@ class Batch:
             return [_next(reply, None) for reply in replies]
         ids = [reply.sequence[-1] for reply in replies]
         logits = decoder.forward_rows(ids, cache, raise_if_cancelled=self._raise_if_cancelled)
-        self._model.lock.compute_alone()
         return [_next(reply, row) for reply, row in zip(replies, logits, strict=True)]
 
     def _left(self, number: int) -> int:

@@ -500,7 +500,6 @@ class LocalGenerator(ABC):
             logits, reused = self._next_logits(
                 reply.sequence, reply.raise_if_cancelled, reply.ahead
             )
-            self.lock.compute_alone()
             drawn = reply.draw(logits)
         if reply.is_unbegun:
             reply.reused = reused

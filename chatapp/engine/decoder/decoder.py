@@ -41,9 +41,9 @@ from chatapp.engine.kernels.linear import Linear, has_kernels, is_matrix, linear
 from chatapp.engine.kernels.native_layers import (
     KINDS,
     NO_NORM,
+    Ends,
     NativeBlocks,
     NativeLinear,
-    NativeWriter,
     TokenRows,
     Written,
 )
@@ -223,15 +223,6 @@ class Decoder:
         self._output = linear_layer(output, name.removesuffix(".weight"), self.vocabulary)
         self._native = native_blocks(self.blocks, architecture, self.rotations)
         self._most_native_rows = 0 if self._native is None else self._native.most_rows
-        self._writer = self._native_writer()
-
-    def _native_writer(self) -> NativeWriter | None:
-        a, output = self.architecture, self._output
-        if self._native is None or self._norm is None or a.logit_cap is not None:
-            return None
-        if not isinstance(output, Linear | NativeLinear):
-            return None
-        return NativeWriter(self._native, a.embedding_scale, self._norm.struct, output.struct)
 
     @property
     def norm(self) -> LayerNorm | RMSNorm:
@@ -503,9 +494,10 @@ class Decoder:
         most: int,
     ) -> list[Written]:
         """Tokens drawn after `last`, one for each sequence of a cache, in one call of the kernels;
-        see `NativeWriter.write`. None are where only the pass itself can compute.
+        see `NativeBlocks.write`. None are where only the pass itself can compute.
         """
-        if self._writer is None:
+        output, is_capped = self._output, self.architecture.logit_cap is not None
+        if self._native is None or is_capped or not isinstance(output, Linear | NativeLinear):
             return []
         if isinstance(cache, RowCache):
             at, _ = cache.begin(most)
@@ -515,8 +507,13 @@ class Decoder:
         rows = self._native_rows(at, int(at.max()) + most, cache)
         if rows is None:
             return []
-        embeddings = self.token_embedding, self.position_embedding
-        written = self._writer.write(*embeddings, last, rows, samplings, most)
+        embeddings = (
+            self.token_embedding,
+            self.architecture.embedding_scale,
+            self.position_embedding,
+        )
+        ends = Ends(*embeddings, self.norm.struct, output.struct)
+        written = self._native.write(ends, last, rows, samplings, most)
         if isinstance(cache, RowCache):
             cache.commit(len(written[0]))
         else:

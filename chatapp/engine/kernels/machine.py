@@ -217,16 +217,6 @@ class ComputeLock:
             torch.set_num_threads(self._most)
         self._lock.release()
 
-    def compute_alone(self) -> None:
-        """From here to the end of the lock, torch computes on this thread.
-
-        For drawing: torch's other threads gain little by some ten thousand numbers, and spin after
-        them on the cores that the kernels' threads need for the next token.
-        """
-        import torch
-
-        torch.set_num_threads(1)
-
     def _look(self) -> None:
         now = self._clock()
         passed = now - self._looked

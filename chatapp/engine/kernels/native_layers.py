@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -232,6 +233,29 @@ class TokenRows:
         return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
+AHEAD, AHEAD_SECONDS = 16, 0.01
+"""The most tokens that one call draws for a sequence, and the time after which it ends with the
+next one: neither cancelling nor a reader notices it.
+"""
+
+Written = list[tuple[int, float]]
+"""The tokens drawn for a sequence: their ids, and natural logs of their probabilities."""
+
+
+class Ends(NamedTuple):
+    """What a decoder has before and after its blocks.
+
+    embedding: (vocabulary, width), float32 or float16; scale: its factor. positions: their own one,
+    if there is. norm: of the last states.
+    """
+
+    embedding: Tensor
+    scale: float
+    positions: Tensor | None
+    norm: native.Norm
+    output: native.LinearStruct
+
+
 class NativeBlocks:
     """The blocks of a decoder.
 
@@ -256,11 +280,6 @@ class NativeBlocks:
         """The states x (rows, width), normalized in place."""
         self._library.apply_norm(ctypes.byref(norm), x.data_ptr(), x.data_ptr(), *x.shape)
         return x
-
-    @property
-    def structs(self) -> ctypes.Array[native.BlockStruct]:
-        """One after another in memory."""
-        return self._structs
 
     def add_to(
         self, x: Tensor, rows: TokenRows, raise_if_cancelled: Callable[[], None] | None = None
@@ -290,35 +309,9 @@ class NativeBlocks:
                 room.data_ptr(),
             )
 
-
-AHEAD, AHEAD_SECONDS = 16, 0.01
-"""The most tokens that one call draws for a sequence, and the time after which it ends with the
-next one: neither cancelling nor a reader notices it.
-"""
-
-Written = list[tuple[int, float]]
-"""The tokens drawn for a sequence: their ids, and natural logs of their probabilities."""
-
-
-class NativeWriter:
-    """Reads and draws token after token in one call.
-
-    scale: of the embedding. norm: of the last states, weight and bias.
-    """
-
-    __slots__ = ("_blocks", "_library", "_rest")
-
-    def __init__(
-        self, blocks: NativeBlocks, scale: float, norm: native.Norm, output: native.LinearStruct
-    ) -> None:
-        library = native.kernels().library
-        assert library is not None
-        self._library, self._blocks, self._rest = library, blocks, (scale, norm, output)
-
     def write(
         self,
-        embedding: Tensor,
-        positions: Tensor | None,
+        ends: Ends,
         last: Sequence[int],
         rows: TokenRows,
         samplings: Sequence[native.SamplingStruct],
@@ -326,18 +319,17 @@ class NativeWriter:
     ) -> list[Written]:
         """Read the token `last` of each row, draw one, read that, and so on.
 
-        embedding: (vocabulary, width), float32 or float16. positions: their own one, if there is.
         rows: the tokens `last`; their span has room for `most` more. most: tokens of each row.
         Ends sooner at one that ends a reply, after `AHEAD_SECONDS`, and before logits that are not
         finite. The rows get the same number of tokens.
         """
-        library, count, structs = self._library, len(last), self._blocks.structs
-        turns = rows.turn_addresses()
+        library, count, blocks = self._library, len(last), self._structs
+        turns, positions = rows.turn_addresses(), ends.positions
         of = ctypes.byref(
             native.DecoderStruct(
-                *(ctypes.addressof(structs), len(structs), embedding.dtype == torch.float16),
-                *(embedding.data_ptr(), None if positions is None else positions.data_ptr()),
-                *(ctypes.addressof(turns), *self._rest),
+                *(ctypes.addressof(blocks), len(blocks), ends.embedding.dtype == torch.float16),
+                *(ends.embedding.data_ptr(), None if positions is None else positions.data_ptr()),
+                *(ctypes.addressof(turns), ends.scale, ends.norm, ends.output),
             )
         )
         room = torch.empty(library.write_room(of, count, rows.span), dtype=torch.uint8)

@@ -22,7 +22,6 @@ from chatapp.engine.kernels.machine import (
     wait_briefly,
 )
 from chatapp.engine.model import Request, Sampling
-from chatapp.engine.sampling import Sampler
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [("-m", "chatapp", "complete", "Once"), ("-m", "finetune", "eval", "no-such-run")]
@@ -213,24 +212,19 @@ def test_threads_of_our_own_and_those_of_a_moment_are_not_counted(monkeypatch):
     assert threads_of_others() == 3
 
 
-def test_a_token_is_computed_on_free_cores_and_drawn_on_one_thread(machine, local, monkeypatch):
+def test_a_token_is_computed_on_free_cores(machine, local, monkeypatch):
     local.lock = machine.lock()
     machine.passes(1, taken=3)
-    found = []
-    compute, draw = LocalModel.next_logits, Sampler.draw
+    found, compute = [], LocalModel.next_logits
 
-    def noted(work):
-        def call(*arguments):
-            found.append(torch.get_num_threads())
-            return work(*arguments)
+    def noted(*arguments):
+        found.append(torch.get_num_threads())
+        return compute(*arguments)
 
-        return call
-
-    monkeypatch.setattr(LocalModel, "next_logits", noted(compute))
-    monkeypatch.setattr(Sampler, "draw", noted(draw))
+    monkeypatch.setattr(LocalModel, "next_logits", noted)
     monkeypatch.setattr(LocalModel, "write", lambda *_: False)
     list(local.generate(Request([1, 2, 3], Sampling(seed=0, max_tokens=2))))
-    assert found == [5, 1, 5, 1]
+    assert found == [5, 5]
 
 
 def test_a_computation_that_fails_gives_threads_and_lock_back(machine):
