@@ -117,9 +117,10 @@ class Batch:
         return not self._active()
 
     def _active(self) -> list[Continuation]:
-        replies = [reply for _, reply in self._members]
-        replies += [reply for reply, _ in self._reading.values()]
-        return [reply for reply in replies if not reply.has_ended]
+        return [reply for reply in self._replies().values() if not reply.has_ended]
+
+    def _replies(self) -> dict[int, Continuation]:
+        return dict(self._members) | {n: reply for n, (reply, _) in self._reading.items()}
 
     def has_room(self, request: Request) -> bool:
         """Whether a request can join now."""
@@ -173,11 +174,10 @@ class Batch:
         """Draw one more token of each, and read a part of a prompt that is not read: in turns, of
         the oldest, and of the one with the least to read."""
         read: list[Numbered] = []
-        going_on = {n: pair for n, pair in self._reading.items() if not pair[0].has_ended}
-        self._reading = going_on
-        if going_on:
-            number = min(going_on, key=self._left) if next(self._parts) % 2 else min(going_on)
-            read = self._read(number, going_on[number][0], self._part)
+        self._reading = {n: pair for n, pair in self._reading.items() if not pair[0].has_ended}
+        if self._reading:
+            number = min(self._reading, key=self._left if next(self._parts) % 2 else int)
+            read = self._read(number, self._reading[number][0], self._part)
         self._model.keep([cache for _, cache in self._reading.values()])
         self._let_go()
         if self._cache is None or not self._members:
@@ -219,10 +219,8 @@ class Batch:
 
     def leave(self, number: int) -> None:
         """Remove a sequence that nobody wants any more, if it is active."""
-        reading = [(other, reply) for other, (reply, _) in self._reading.items()]
-        for other, reply in (*self._members, *reading):
-            if other == number:
-                reply.has_ended = True
+        if reply := self._replies().get(number):
+            reply.has_ended = True
 
     def _positions(self, tokens: int) -> int:
         """Positions of so many tokens of prompt and reply, or of the window."""
