@@ -3,13 +3,16 @@
 Builders of data are commands of their own: `python -m finetune.recipes.arithmetic …`.
 """
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from chatapp.common.foreign import printable
-from chatapp.common.userfiles import UserError, reason
+from chatapp.common.userfiles import UserError, reason, write_whole
 
 
 def run(build: Callable[..., None]) -> None:
@@ -24,3 +27,11 @@ def run(build: Callable[..., None]) -> None:
         return
     sys.stderr.write(printable(problem) + "\n")
     sys.exit(2)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], kind: str) -> None:
+    """Write rows as JSON lines, making the folder, and print how many of what kind there are."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join(lines))
+    print(f"{path}: {len(lines):,} {kind}")

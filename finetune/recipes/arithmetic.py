@@ -6,15 +6,13 @@ OUT receives arithmetic_train.jsonl and arithmetic_test.jsonl, a prompt and its 
 line.
 """
 
-import json
 import random
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chatapp.common.userfiles import write_whole
-from finetune.recipes import run
+from finetune.recipes import run, write_rows
 
 WORDINGS = {
     "+": ("What is {a} + {b}?", "{a} + {b} =", "Add {a} and {b}.", "How much is {a} plus {b}?"),
@@ -91,12 +89,9 @@ def build(
             f"numbers of {digits} digits make too few problems for {train + test:,}; "
             f"ask for {most:,} or fewer"
         )
-    out.mkdir(parents=True, exist_ok=True)
     rows = problems(digits, train + test, seed)
     for name, part in (("train", rows[test:]), ("test", rows[:test])):
-        path = out / f"arithmetic_{name}.jsonl"
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in part))
-        print(f"{path}: {len(part):,} problems")
+        write_rows(out / f"arithmetic_{name}.jsonl", part, "problems")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ TREC file of question types, `COARSE:fine question` a line. OUT receives prompts
 the cluster of Sanh et al. 2021 a row) and questions.jsonl.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import Annotated
 
 import typer
 
-from chatapp.common.userfiles import write_whole
 from chatapp.rows.reading import BadRow, tables
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import text_field
-from finetune.recipes import run
+from finetune.recipes import run, write_rows
 
 FIELDS = ("template", "prompt", "completion")
 
@@ -87,13 +85,9 @@ def build(
     out: Annotated[Path, typer.Argument(help="folder to write to")],
 ) -> None:
     """Write both files and print the number of rows per cluster."""
-    out.mkdir(parents=True, exist_ok=True)
     phrased = list(prompts(prompt_file))
-    for name, rows in (("prompts", phrased), ("questions", list(questions(question_file)))):
-        path = out / f"{name}.jsonl"
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        write_whole(path, "".join(lines))
-        print(f"{path}: {len(rows):,} rows")
+    write_rows(out / "questions.jsonl", questions(question_file), "rows")
+    write_rows(out / "prompts.jsonl", phrased, "rows")
     for cluster, count in Counter(row["cluster"] for row in phrased).most_common():
         print(f"  {count:,} of {cluster}")
 

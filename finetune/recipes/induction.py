@@ -5,7 +5,6 @@
 BOOKS is a folder of text files. OUT receives repeated.jsonl.
 """
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from chatapp.common.userfiles import UserError, read_required, write_whole
-from finetune.recipes import run
+from chatapp.common.userfiles import UserError, read_required
+from finetune.recipes import run, write_rows
 
 _WORDS = (3, 9)
 
@@ -39,11 +38,8 @@ def build(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Write passages that come twice."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "repeated.jsonl"
-    texts = passages(books, rows, seed)
-    write_whole(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
-    print(f"{path}: {rows:,} passages, each twice")
+    made = ({"text": text} for text in passages(books, rows, seed))
+    write_rows(out / "repeated.jsonl", made, "passages, each twice")
 
 
 if __name__ == "__main__":

@@ -7,18 +7,16 @@ TASKS is JSONL with an `instruction` and its `instances`, each an `input` and an
 OUT receives JSONL with `instruction`, `input` and `output` a line.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from chatapp.common.userfiles import write_whole
 from chatapp.rows.reading import BadRow, tables
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import text_field
-from finetune.recipes import run
+from finetune.recipes import run, write_rows
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -47,10 +45,7 @@ def build(
     out: Annotated[Path, typer.Argument(help="the JSONL file to write")],
 ) -> None:
     """Write one row per instance."""
-    made = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows(tasks)]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, "".join(made))
-    print(f"{out}: {len(made):,} rows")
+    write_rows(out, rows(tasks), "rows")
 
 
 if __name__ == "__main__":

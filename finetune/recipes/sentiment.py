@@ -6,15 +6,13 @@ POSITIVE and NEGATIVE are plain text, one sentence a line, as in the movie revie
 Lee (2005). OUT receives JSONL with `text` and `label` a line.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chatapp.common.userfiles import write_whole
-from finetune.recipes import run
+from finetune.recipes import run, write_rows
 
 
 def sentences(path: Path, encoding: str) -> list[str]:
@@ -38,10 +36,7 @@ def build(
     ]
     occurrences = Counter(text for text, _ in labelled)
     rows = [{"text": text, "label": label} for text, label in labelled if occurrences[text] == 1]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    write_whole(out, "".join(lines))
-    print(f"{out}: {len(rows):,} sentences")
+    write_rows(out, rows, "sentences")
 
 
 if __name__ == "__main__":

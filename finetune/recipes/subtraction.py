@@ -6,16 +6,14 @@ OUT receives subtraction_train.jsonl and subtraction_test.jsonl, a problem and i
 the wording of the GPT-3 paper.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chatapp.common.userfiles import write_whole
 from chatapp.rows.examples import Example
 from chatapp.tasks.evaluation.gpt3_tasks import generate
-from finetune.recipes import run
+from finetune.recipes import run, write_rows
 
 TASK = "3D-"
 
@@ -38,12 +36,9 @@ def build(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Write training and test problems."""
-    out.mkdir(parents=True, exist_ok=True)
     for name, part in problems(train, test, seed).items():
-        path = out / f"subtraction_{name}.jsonl"
         rows = [{"parts": [problem.input, f" {problem.output}"]} for problem in part]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
-        print(f"{path}: {len(part):,} problems")
+        write_rows(out / f"subtraction_{name}.jsonl", rows, "problems")
 
 
 if __name__ == "__main__":
