@@ -27,6 +27,7 @@ from finetune.training.record import (
     LOSSES_FILE,
     PRETRAIN_RECORD,
     RESULT_FILE,
+    is_figure,
     read_log,
     read_record,
     read_written,
@@ -95,9 +96,7 @@ def read_course(run: Path) -> Course:
             config = read_record(run, record)["config"]
             rows = read_log(run / log)
             curves = {
-                key: [
-                    (row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float)
-                ]
+                key: [(row["step"], row[key]) for row in rows if is_figure(row.get(key))]
                 for key in ("l3", *FIGURES, *COSTS)
             }
             curves["loss"] = curves["loss"] or curves.pop("l3")
@@ -117,8 +116,10 @@ def read_course(run: Path) -> Course:
 
 def _is_masked(config: Mapping[str, Any]) -> bool:
     """Whether the run of a configuration fills masks."""
-    kind = config.get("objective", {}).get("kind")
-    return bool(kind == "masked" or config.get("shape", {}).get("architecture") == "bert")
+    sections = [config[key] for key in ("objective", "shape") if isinstance(config.get(key), dict)]
+    return any(
+        part.get("kind") == "masked" or part.get("architecture") == "bert" for part in sections
+    )
 
 
 @dataclass(frozen=True, slots=True)

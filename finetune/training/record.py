@@ -290,6 +290,9 @@ def differences(
 
 LOG_FILE = "log.jsonl"
 
+_LARGEST = 1e150
+"""Of a figure: its square is finite."""
+
 _COSTS = ("learning_rate", "grad_norm", "tokens_per_second", "memory_bytes")
 _SPEEDS = ("_runtime", "_per_second", "_time")
 
@@ -332,6 +335,11 @@ class RunLog:
             file.write(json.dumps({"step": step, "seconds": self.seconds, **row}) + "\n")
 
 
+def is_figure(value: object) -> bool:
+    """Whether a value of a log is a number that can be drawn and averaged."""
+    return isinstance(value, int | float) and abs(value) < _LARGEST
+
+
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The rows of a log. A last line that a killed process left unfinished is left out.
 
@@ -348,7 +356,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
         numbers = (row.get("step"), row.get("seconds", 0)) if isinstance(row, dict) else ("",)
-        if not all(isinstance(value, int | float) for value in numbers):
+        if not all(map(is_figure, numbers)):
             raise ConfigError(f"{path}, line {number}: is not a row of a run's log")
         rows.append(row)
     return rows

@@ -100,7 +100,10 @@ def test_what_is_no_run_is_refused(tmp_path):
         RunComparison.of([run(tmp_path / "a", 0, [0.0, 0.4])]).save_plot(tmp_path / "curves.gif")
 
 
-@pytest.mark.parametrize("row", ["[1]", "{}", '{"step": "a"}', '{"step": null}', '{"step": [1]}'])
+WRONG = ["[1]", "{}", '{"step": "a"}', '{"step": null}', '{"step": [1]}', '{"step": NaN}']
+
+
+@pytest.mark.parametrize("row", [*WRONG, f'{{"step": {10**400}}}'])
 def test_a_damaged_log_is_named_with_its_line(tmp_path, row):
     folder = run(tmp_path / "a", 0, [0.0])
     with (folder / "losses.jsonl").open("a") as log:
@@ -113,5 +116,9 @@ def test_a_value_of_a_log_that_is_no_number_is_left_out(tmp_path):
     folder = run(tmp_path / "a", 0, [0.0])
     with (folder / "losses.jsonl").open("a") as log:
         log.write('{"step": 2, "loss": "low", "induction": {"a": 1}}\n')
+        log.write(f'{{"step": 3, "loss": NaN, "memory_bytes": {10**400}}}\n')
+    record = json.loads((folder / "pretrain.json").read_text())
+    record |= {"objective": "x", "shape": ["bert"]}
+    (folder / "pretrain.json").write_text(json.dumps(record))
     ((course,),) = RunComparison.of([folder]).groups
     assert course.curves["loss"] == [(0, 6.0)]
