@@ -67,6 +67,7 @@ TABLES = {
     "models": "speed",
     "tokens": "speed",
     "clients": "speed",
+    "replies": "speed",
     "start": "screen",
     "keys": "screen",
 }

@@ -151,6 +151,25 @@ def chatapp(path: Path, precision: str) -> Answer:
     return answer
 
 
+def replies(path: Path, precision: str) -> Answer:
+    """This program's replies as every door draws them: the seconds of a token."""
+    from chatapp.engine.backends.local import LocalModel
+    from chatapp.engine.events import Token
+    from chatapp.engine.files.model_files import ModelFiles
+    from chatapp.engine.model import Request, Sampling
+
+    model = LocalModel.load(ModelFiles.read(path), precision=precision)
+    model.end_ids = set()
+
+    def answer(request: dict[str, Any]) -> Any:
+        sampling = Sampling(max_tokens=request["new"], max_repeats=0, seed=0)
+        started = time.perf_counter()
+        events = list(model.generate(Request(request["reply"], sampling)))
+        return (time.perf_counter() - started) / sum(isinstance(e, Token) for e in events)
+
+    return answer
+
+
 def transformers(path: Path, precision: str) -> Answer:
     """transformers in float32, with random weights of the shape that the file has."""
     import torch
@@ -205,7 +224,7 @@ def llama_cpp(path: Path, threads: str) -> Answer:
     return answer
 
 
-PROGRAMS = {each.__name__: each for each in (chatapp, transformers, llama_cpp)}
+PROGRAMS = {each.__name__: each for each in (chatapp, replies, transformers, llama_cpp)}
 
 
 class Rival:
@@ -249,7 +268,7 @@ def text(size: int, seed: int, vocabulary: int = 340) -> list[int]:
 def _serve(name: str, path: Path, given: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
-    if name == "chatapp":
+    if name in ("chatapp", "replies"):
         from chatapp.engine.kernels.machine import wait_briefly
 
         wait_briefly(os.environ)

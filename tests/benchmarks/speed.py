@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -104,6 +105,35 @@ def tokens_table() -> Table:
         "sequences at once, as a multiple of one"
     )
     return Table((*head, "eight at once"), rows, count)
+
+
+def replies_table() -> Table:
+    """Tokens a second of short and long replies beside busy programs, with the threads that are
+    chosen and with fixed ones.
+    """
+    rounds, rows = sized(7, 1), []
+    ways: dict[str, dict[str, str]]
+    ways = {"chosen": {}, "1 thread": {"OMP_NUM_THREADS": "1"}, "2": {"OMP_NUM_THREADS": "2"}}
+    for name in models():
+        path = ROOT / "chatapp" / "bundled" if name == "bundled" else SMOLLM2
+        for busy, new in product(sized((0, 1, 2), (1,)), sized((10, 100, 1000), (3,))):
+            found: defaultdict[str, list[float]] = defaultdict(list)
+            with ExitStack() as stack:
+                for _ in range(busy):
+                    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                    stack.callback(other.kill)
+                for turn, (way, given) in product(range(rounds), ways.items()):
+                    rival = Rival("replies", path, "auto", **given)  # a process knows no load yet
+                    stack.callback(rival.close)
+                    found[way].append(1 / rival.ask(reply=text(16, turn), new=new))
+                    rival.close()
+            best = max(median(found[way]) for way in ways if way != "chosen")
+            share = f"{median(found['chosen']) / best:.2f}"
+            rows.append(
+                (f"{name}, {new} tokens, {busy} busy", *(spread(found[way]) for way in ways), share)
+            )
+    count = f"tokens a second, medians of n = {rounds} processes (least–most) that take turns"
+    return Table(("", *ways, "chosen / best fixed"), rows, count)
 
 
 def _file_of(folder: Path, model: str, kind: str) -> Path:
