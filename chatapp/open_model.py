@@ -41,7 +41,7 @@ from chatapp.lab.views import FIRST, VIEWS
 from chatapp.prompting.messages import Segment
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.tools.permission import PermissionRequest
+    from chatapp.dialogue.tools.tool import PermissionRequest
     from chatapp.prompting.chat_template import ChatTemplate
     from chatapp.tasks.answering import Answer
     from chatapp.tasks.evaluation.report import Result

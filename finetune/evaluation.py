@@ -122,7 +122,7 @@ def _configuration(run: str, data_file: str, overrides: Sequence[str]) -> Finetu
         bare = {"output": "-", "data": {"train": data_file}, **_head_of(folder)}
         config = validated(FinetuneConfig, bare, run)
     else:
-        raise ConfigError(f"{run} is no run of finetune; name rows with --data")
+        raise ConfigError(f"{run} is not a run of finetune; name rows with --data")
     if data_file:
         source = {**_common(config.data.train), "path": data_file}
         rows = {

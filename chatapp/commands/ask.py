@@ -1,7 +1,7 @@
 """`chatapp ask`: one answer to a question.
 
 Invariant: nothing is stored except a message that continues a chat, and invalid input is reported
-before a model loads: bytes that are no text are refused in a sentence that names their place. A
+before a model loads: bytes that are not text are refused in a sentence that names their place. A
 tool that needs permission is named in an option, or the user is asked on the terminal; without one
 it does not run.
 """
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.events import Options, TurnEvent
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
-    from chatapp.dialogue.tools.permission import PermissionRequest
+    from chatapp.dialogue.tools.tool import PermissionRequest
     from chatapp.dialogue.writers.prompt import ToolChoice
     from chatapp.engine.constraint.constraint import Constraint
     from chatapp.engine.model import LanguageModel, Sampling
@@ -462,7 +462,7 @@ def asking(allowed: Collection[str]) -> "Ask":
         with suppress(ImportError):  # Windows
             import termios
 
-            termios.tcflush(sys.stdin, termios.TCIFLUSH)  # keys typed before are no answer
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)  # keys typed before are not an answer
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return "once" if sys.stdin.readline().strip().lower() in ("y", "yes") else "no"
@@ -486,8 +486,8 @@ def _toolbox_of(
     tool that does not exist, or that the model cannot call.
     """
     from chatapp.dialogue.tool_calls import Toolbox, chooser_of, out_of_reach
-    from chatapp.dialogue.tools.permission import PermissionRequest
     from chatapp.dialogue.tools.registry import find_tools
+    from chatapp.dialogue.tools.tool import PermissionRequest
     from chatapp.dialogue.writers.choosing import writer_for
 
     registry = find_tools()

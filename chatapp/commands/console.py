@@ -43,7 +43,7 @@ def decoded(data: bytes, place: str) -> str:
 def write(text: str, *, verbatim: bool = False) -> None:
     """Write text to standard output immediately.
 
-    verbatim: for text that is already safe, or whose reader is no terminal.
+    verbatim: for text that is already safe, or whose reader is not a terminal.
     """
     if not verbatim:
         text = printable(text)

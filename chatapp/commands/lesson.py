@@ -76,7 +76,7 @@ def _write(lesson: "Lesson", output: Path | None, *, force: bool) -> None:
 
 
 def _check(lesson: "Lesson", settings: "Settings") -> None:
-    from chatapp.dialogue.lessons.checking import check_lesson
+    from chatapp.dialogue.lessons.teaching import check_lesson
     from chatapp.engine.models.loading import load_model
 
     def load(name: str) -> "LanguageModel":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chatapp.commands.console import complain, status
 from chatapp.common.parameters import known_values
+from chatapp.common.paths import background_path, database_path
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def load(
     concurrency: the most requests at a time, for a model on a server. may_be_served: whether it may
     be that of a `chatapp api` that runs.
     """
-    if may_be_served:
+    if may_be_served and background_path().exists():  # else nothing of a server is imported
         from chatapp.engine.models.running import load_served
 
         if (served := load_served(name, precision, device)) is not None:
@@ -107,7 +108,6 @@ def choices_for(
 @contextmanager
 def open_store() -> Iterator["Store"]:
     """The user's chats; their daily copy is made when they are closed."""
-    from chatapp.common.paths import database_path
     from chatapp.dialogue.store import Store
     from chatapp.dialogue.store.backup import back_up
 

@@ -49,6 +49,14 @@ def is_path(name: str) -> bool:
     return os.path.isabs(name) or name in (".", "..") or name.startswith(("./", "../", "~", ".\\"))
 
 
+def is_file(text: str) -> bool:
+    """Whether a text is the path of a file."""
+    try:
+        return Path(text).expanduser().is_file()
+    except (OSError, ValueError, RuntimeError):  # not a valid path, or nobody's home
+        return False
+
+
 def missing_path(name: str, what: str = "file or folder") -> str:
     """A sentence on a path that does not exist, so that no hub is asked for it; otherwise "".
 
@@ -110,7 +118,7 @@ def _table_of(keys: tuple[str, ...], is_item: bool, lengths: dict[Location, int]
 
 
 def _dotted(text: str) -> tuple[str, ...]:
-    """The parts of a dotted TOML key; empty when the text is no key."""
+    """The parts of a dotted TOML key; empty when the text is not a key."""
     try:
         value: Any = tomllib.loads(f"{text} = 0")
     except ValueError:

@@ -17,9 +17,8 @@ from chatapp.tasks.files.documents import DocumentSet
 
 if TYPE_CHECKING:
     from chatapp.dialogue.tools.mcp_servers import Servers
-    from chatapp.dialogue.tools.permission import PermissionRequest
     from chatapp.dialogue.tools.registry import Registry
-    from chatapp.dialogue.tools.tool import Arguments, Tool
+    from chatapp.dialogue.tools.tool import Arguments, PermissionRequest, Tool
 
 Decision = Literal["once", "chat", "always", "no"]
 """For this call, for this chat, for this tool in every chat, or not at all."""
@@ -275,7 +274,7 @@ class Chat:
 
         An answer that cannot be stored applies to this call only.
         """
-        from chatapp.dialogue.tools.permission import (
+        from chatapp.dialogue.tools.tool import (
             PermissionRequest,
             allow_for_good,
             allowed_for_good,

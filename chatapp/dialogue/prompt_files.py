@@ -4,6 +4,7 @@ of their documents.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from chatapp.common.userfiles import Progress, no_progress
 from chatapp.dialogue.documents.sources import fitting, texts_in_prompt
@@ -13,10 +14,12 @@ from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.template import PLAIN
 from chatapp.tasks.answering import Answerer, HeadAnswerer, LookUp, head_of
-from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, prompt_of
-from chatapp.tasks.evaluation.journal import Journal
-from chatapp.tasks.evaluation.report import Result, results
 from chatapp.tasks.files.promptfile import PromptFile, selector_for
+
+if TYPE_CHECKING:
+    from chatapp.tasks.evaluation.evaluate import Grid, Task
+    from chatapp.tasks.evaluation.journal import Journal
+    from chatapp.tasks.evaluation.report import Result
 
 Shown = Callable[[str], AbstractContextManager[Progress]]
 """Shows how far work with a title is, while the context lasts."""
@@ -79,15 +82,18 @@ def _look_up_for(prompt: PromptFile, model: LanguageModel, reading: Shown) -> Lo
 
 def measure_tasks(
     model: LanguageModel,
-    tasks: Sequence[Task],
-    grid: Grid,
-    journal: Journal | None = None,
+    tasks: "Sequence[Task]",
+    grid: "Grid",
+    journal: "Journal | None" = None,
     shown: Shown = quiet,
-) -> list[Result]:
+) -> "list[Result]":
     """The results of a model for each task and setting. Raises UserError.
 
     journal: receives each answer, and has those of an earlier start.
     """
+    from chatapp.tasks.evaluation.evaluate import Selectors, evaluate, plan, prompt_of
+    from chatapp.tasks.evaluation.report import results
+
     cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
     with shown("Reading the pools") as progress:
         selectors = {task.name: Selectors(task, model, progress) for task in tasks}
@@ -102,7 +108,7 @@ def measure_tasks(
     return results(tasks, rows, grid.scoring, votes, _by_head(tasks, head_of(model), shown))
 
 
-def _by_head(tasks: Sequence[Task], head: HeadModel | None, shown: Shown) -> dict[str, list[str]]:
+def _by_head(tasks: "Sequence[Task]", head: HeadModel | None, shown: Shown) -> dict[str, list[str]]:
     """The answers of a model's head to the items of each task that has its labels."""
     answered = {}
     for task in tasks:

@@ -155,7 +155,7 @@ class Preview:
 
 
 def basis_of(name: str, chosen: PromptFile | Persona | None) -> Basis:
-    """The basis of a chat after this choice under this name; None is no choice."""
+    """The basis of a chat after this choice under this name; None is not a choice."""
     if chosen is None:
         return Basis()
     if isinstance(chosen, Persona):

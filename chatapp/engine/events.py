@@ -32,7 +32,7 @@ class Token:
     text: the text that became visible with this token. It may be empty, while a
         multi-byte character or a possible stop string is still incomplete or the text
         comes again, and it may hold what earlier tokens had kept back.
-    piece: the token's own text, for display; bytes that are no character show as `<C3>`.
+    piece: the token's own text, for display; bytes that are not a character show as `<C3>`.
     logprob: natural log of its probability under the model's plain softmax, before
         temperature, penalties and cuts; nan where a server does not tell.
     alternatives: the most probable tokens, when they were asked for, best first.

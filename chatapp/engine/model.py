@@ -72,7 +72,7 @@ class Request:
 
     ids: the prompt's tokens, at least one.
     sampling: how the reply's tokens are drawn.
-    stop: strings that end the reply and are no part of it; the name of a special token stands
+    stop: strings that end the reply and are not part of it; the name of a special token stands
         for that token.
     cancel: setting it ends the generation within one token.
     top: how many alternatives each drawn token comes with.

@@ -100,7 +100,7 @@ class RepetitionFilter:
     ) -> None:
         self.hit, self.dropped, self._is_json = False, 0, is_json
         self._prompt = prompt
-        self._max_repeats = max_repeats and max(2, max_repeats)  # once is no repetition
+        self._max_repeats = max_repeats and max(2, max_repeats)  # once is not a repetition
         self._ids: list[int] = []
         self._texts: list[str] = []
         self._shown = 0

@@ -57,7 +57,7 @@ _ESCAPED = re.compile("[\udc80-\udcff]+")
 
 
 def readable(data: bytes) -> str:
-    """Bytes as text; those that are no whole character by their numbers, as `<C3 AF>`."""
+    """Bytes as text; those that are not a whole character by their numbers, as `<C3 AF>`."""
 
     def numbers(escaped: re.Match[str]) -> str:
         part = escaped[0].encode("utf-8", "surrogateescape")
@@ -417,8 +417,8 @@ def open_tokenizer(files: TokenizerFiles) -> tuple[PieceTokenizer, list[int]]:
 
     Raises ModelError.
     """
-    tokenizer = transformers_tokenizer(files)
-    return _as_protocol(tokenizer), start_tokens(tokenizer)
+    tokenizer, start, _ = open_framed_tokenizer(files)
+    return tokenizer, start
 
 
 def open_framed_tokenizer(files: TokenizerFiles) -> tuple[PieceTokenizer, list[int], list[int]]:

@@ -33,7 +33,7 @@ from chatapp.lab.reruns import (
 KEEP = 0.9
 
 SMALLEST = 0.5
-"""A difference of logits below this is no behaviour that a circuit could keep."""
+"""A difference of logits below this is not a behaviour that a circuit could keep."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Component:
     name: `embed`, `positions`, `3.5` (layer.head), `4.mlp`, `biases` (of the projections of heads),
     `norm` (the bias of the final norm), or `changes` (what interventions put there). effect: how
     much the difference falls when the part is replaced by zeros everywhere; None where that was
-    not measured, or is no question.
+    not measured, or is not a question.
     """
 
     name: str

@@ -166,7 +166,7 @@ def path_of(name: str) -> Path:
         return Path(name)
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"{name!r} is no name of a direction; expected letters, digits, - and _, as in calm"
+            f"{name!r} is not a name of a direction; expected letters, digits, - and _, as in calm"
         )
     return directions_dir() / f"{name}.gguf"
 
@@ -201,7 +201,7 @@ def load_direction(name: str) -> Direction:
         match = _TENSOR.fullmatch(tensor)
         vector = file.array(tensor)
         if match is None or vector.ndim != 1 or not np.isfinite(vector).all():
-            raise UserError(f"{path}: is not a control vector; {quoted(tensor)} is no direction")
+            raise UserError(f"{path}: is not a control vector; {quoted(tensor)} is not a direction")
         vectors[int(match[1])] = vector
     if not vectors:
         raise UserError(f"{path}: is not a control vector; it has no directions")

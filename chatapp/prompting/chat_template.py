@@ -143,7 +143,7 @@ class ChatTemplate:
     thinking: the value of its switch for thinking; None leaves that to the template. today: the
     date that it may write; None for the day of rendering. tools: the ones that the model may call,
     as JSON schemas of functions. tool_source: the program with tools, where there is one of its
-    own. Raises ChatTemplateError when a source is no template.
+    own. Raises ChatTemplateError when a source is not a template.
     """
 
     source: str

@@ -11,7 +11,7 @@ one by one, so the tokens of a prompt are a prefix of the tokens of that prompt 
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -202,14 +202,17 @@ class Text(NamedTuple):
         return "".join(text for _, text in self.pieces)
 
 
-def text_by(origin: int, value: Any) -> Any:
-    """Mark the texts in a JSON value as those of one origin."""
+def text_by(origin: int, value: Any, is_kept: Callable[[str], object] = lambda text: False) -> Any:
+    """Mark the texts in a JSON value as those of one origin, except those that are kept plain."""
     if isinstance(value, str):
-        return Text(((origin, value),))
+        return value if is_kept(value) else Text(((origin, value),))
     if isinstance(value, Mapping):
-        return {text_by(origin, name): text_by(origin, part) for name, part in value.items()}
+        return {
+            text_by(origin, name, is_kept): text_by(origin, part, is_kept)
+            for name, part in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [text_by(origin, part) for part in value]
+        return [text_by(origin, part, is_kept) for part in value]
     return value
 
 
@@ -220,17 +223,11 @@ def schema_by(origin: int, value: Any, special: Collection[str]) -> Any:
     """Like `text_by`, but plain names stay, which templates look for: "type", "string". A name that
     holds a special token is a text.
     """
-    if isinstance(value, str):
-        is_name = _NAME.fullmatch(value) and not any(token in value for token in special)
-        return value if is_name else Text(((origin, value),))
-    if isinstance(value, Mapping):
-        return {
-            schema_by(origin, name, special): schema_by(origin, part, special)
-            for name, part in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [schema_by(origin, part, special) for part in value]
-    return value
+
+    def is_name(text: str) -> bool:
+        return bool(_NAME.fullmatch(text)) and not any(token in text for token in special)
+
+    return text_by(origin, value, is_name)
 
 
 def to_json(value: Any) -> Any:

@@ -135,7 +135,7 @@ _TURNS: tuple[Role, Role] = ("user", "assistant")
 class ShippedTemplate(ChatTemplate):
     """The template of this program in one wording.
 
-    It is no foreign program, so it runs in this process, and nothing bounds it.
+    It is not a foreign program, so it runs in this process, and nothing bounds it.
     """
 
     wording: Wording = field(kw_only=True)

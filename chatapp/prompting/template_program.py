@@ -319,7 +319,7 @@ class TemplateProgram:
     """
 
     def __init__(self, source: str) -> None:
-        """Raises jinja2.TemplateSyntaxError when the source is no template."""
+        """Raises jinja2.TemplateSyntaxError when the source is not a template."""
         # The environment of transformers 5.24 for templates.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]

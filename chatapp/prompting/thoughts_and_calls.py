@@ -106,7 +106,7 @@ _LONGEST = 100_000
 """Characters of a call; anything longer is text."""
 
 DEEPEST = 100
-"""Nested lists and objects in the arguments of a call. Deeper ones are no call, because Python
+"""Nested lists and objects in the arguments of a call. Deeper ones are not calls, because Python
 stores and prints them by recursion.
 """
 
@@ -299,7 +299,7 @@ class _JSONFilter:
             self._phase = "text"
 
     def _release(self) -> str:
-        """Return text that is no call, up to where the next call may begin."""
+        """Return text that is not a call, up to where the next call may begin."""
         mark = self._pattern.begin if self._phase == "marked" else ""
         self._phase = "text"
         if mark:

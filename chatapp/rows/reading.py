@@ -563,7 +563,7 @@ def label_of(value: object, names: Sequence[str], location: str, first: int = 0)
         return names[number - first]
     hint = "; a split without labels has -1" if number == -1 else ""
     known = ", ".join(f"{place} {quoted(name)}" for place, name in enumerate(names[:20], first))
-    raise BadRow("unknown label", f"{location}: {number} is no label; there are {known}{hint}")
+    raise BadRow("unknown label", f"{location}: {number} is not a label; there are {known}{hint}")
 
 
 def names(fields: Iterable[str]) -> str:

@@ -266,7 +266,7 @@ class APIServer:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _names(keys: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 Invariant: a reply is what `chatapp ask` and `complete` give for the same text, sampling and seed,
 and a whole answer is the sum of the pieces that a stream would send. Thoughts, which have a field
-of their own, the white space around a chat's reply, and calls of tools are no part of its text. A
+of their own, the white space around a chat's reply, and calls of tools are not part of its text. A
 text is cut into tokens on a thread, so that a long one holds up no other reply.
 Source of the forms: OpenAI's API reference, and what its Python library accepts in strict mode.
 """

@@ -252,7 +252,7 @@ def crossed_interval(
     var(what neither explains) / (n S), which is in both: the analysis of variance of two crossed
     random effects (Searle, Casella and McCulloch 1992, section 4.4). Degrees of freedom are
     Satterthwaite's (1946), and the interval is Student's on the scale of log odds: logit(m) ± t ·
-    sqrt(V) / (m (1 - m)), turned back (Brown, Cai and DasGupta 2001). Measures that are no mean
+    sqrt(V) / (m (1 - m)), turned back (Brown, Cai and DasGupta 2001). Measures that are not a mean
     over items take V_items and V_rest from resampled items.
     """
     n, seeds = len(golds), len(runs)

@@ -306,7 +306,7 @@ def _check_unlike(row: Row, chosen: object, rejected: object) -> None:
     if chosen == rejected:
         raise BadRow(
             "equal replies",
-            f"{row.location}: 'chosen' and 'rejected' are the same text, which is no preference",
+            f"{row.location}: 'chosen' and 'rejected' are the same text, which is not a preference",
         )
 
 

@@ -264,7 +264,7 @@ def is_tree(row: Row) -> bool:
 def root_of(row: Row) -> Mapping[str, Any]:
     """The first message of a tree. Raises BadRow."""
     if not is_tree(row):
-        raise BadRow("bad tree", f"{row.location}: 'prompt' is no message with 'replies'")
+        raise BadRow("bad tree", f"{row.location}: 'prompt' is not a message with 'replies'")
     return cast(Mapping[str, Any], row.fields["prompt"])
 
 

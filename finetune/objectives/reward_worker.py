@@ -25,7 +25,7 @@ def load_function(file: str, name: str) -> Callable[[str, str, str], Any]:
     spec.loader.exec_module(module)
     function: Callable[[str, str, str], Any] = getattr(module, name)
     if not callable(function):
-        raise TypeError(f"{name} is no function")
+        raise TypeError(f"{name} is not a function")
     return function
 
 

@@ -206,7 +206,7 @@ def copy_companions(files: ModelFiles, target: Path) -> None:
 class RoundedLinear(nn.Linear):
     """A linear layer with frozen weights in int8, or in int4, two in a byte.
 
-    matrix: (out, in). bias: (out,) or None. In rows that are no whole number of groups, int4 is
+    matrix: (out, in). bias: (out,) or None. In rows that are not a whole number of groups, int4 is
     int8.
     """
 

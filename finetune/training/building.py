@@ -269,7 +269,7 @@ class RunDisplay(RunObserver):
         if not loop.accelerator.is_main_process:
             return
         step = loop.progress.step
-        # Evaluations and samples are no steps, but they take time.
+        # Evaluations and samples are not steps, but they take time.
         self.stepping += time.monotonic() - self.step_begun
         seconds = time.monotonic() - self.begun
         tokens = loop.tokens_seen * loop.accelerator.num_processes

@@ -13,8 +13,8 @@ from thinking_model import thinking_model
 
 from chatapp.commands.ask import asking
 from chatapp.common.paths import tools_dir
-from chatapp.dialogue.tools.permission import PermissionRequest
 from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import PermissionRequest
 
 
 def call(name, **arguments):

@@ -31,7 +31,7 @@ class Wrong(NamedTuple):
 
 
 INSPECT = dict.fromkeys(("ablate", "state", "weight", "neurons"), ("0.0", "there is no text"))
-INSPECT |= {"heads": ("--sort x", "'x' is no measure"), "texts": ("nosuch", "'nosuch'")}
+INSPECT |= {"heads": ("--sort x", "'x' is not a measure"), "texts": ("nosuch", "'nosuch'")}
 INSPECT |= {"neighbours": ("xyzzyx", "TOKEN is")}
 WRONG = {
     "chatapp ask": Wrong("Hi --best-of 2", "--best-of"),

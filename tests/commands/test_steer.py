@@ -50,7 +50,7 @@ def test_bad_input_is_one_sentence(run, folder, pairs):
     for arguments, words in (
         (("ask", "Hi", "--steer", "calm"), "expected a direction and a strength"),
         (("ask", "Hi", "--steer", "calm=1"), "calm: there is no such direction"),
-        (("steer", "make", "a b", pairs), "is no name of a direction"),
+        (("steer", "make", "a b", pairs), "is not a name of a direction"),
         (("steer", "make", "x" * 300, pairs), "is not a valid path: it is too long"),
         (("ask", "Hi", "--steer", f"{'x' * 300}=1"), "is not a valid path: it is too long"),
         (("steer", "make", "calm", pairs, "--layer", "7"), "layers 0 to 1"),

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from chatapp.cli import app
 from chatapp.common.parameters import PARAMETERS, Choices, Sampling, parameter
 from chatapp.common.paths import presets_path, settings_path
-from chatapp.common.presets import read_presets, save_preset
-from chatapp.common.settings import load_settings
+from chatapp.common.settings import load_settings, read_presets, save_preset
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.backends.remote.http import Client, Server

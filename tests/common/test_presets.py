@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from chatapp.common.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
+from chatapp.common.settings import (
+    PresetsError,
+    no_preset,
+    read_presets,
+    remove_preset,
+    save_preset,
+)
 from chatapp.engine.model import Sampling
 
 

@@ -11,8 +11,8 @@ from thinking_model import thinking_model
 
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.tools.permission import allow_for_good
 from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import allow_for_good
 from chatapp.tasks.files.documents import DocumentSet
 
 

@@ -143,7 +143,7 @@ def test_bad_input_is_one_sentence(local, tmp_path):
         ("calm=much", "expected a direction and a strength"),
         ("=1", "expected a direction and a strength"),
         ("nosuch=1", "nosuch: there is no such direction"),
-        ("../a=1", "is no name of a direction"),
+        ("../a=1", "is not a name of a direction"),
     ):
         with pytest.raises(UserError, match=words):
             steering(text, shape)
@@ -182,7 +182,7 @@ def test_a_layer_of_a_direction_is_a_plain_number(tmp_path, number):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UserError, match="is no direction"):
+    with pytest.raises(UserError, match="is not a direction"):
         load_direction(str(path))
 
 

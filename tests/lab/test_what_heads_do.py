@@ -175,7 +175,7 @@ def test_order_names_and_changes():
     assert moved.order[:2] == [(1, 0), (0, 1)]
     assert moved.to_json()[0]["change"]["induction"] == pytest.approx(-0.4)
     assert "1.0 moved most, by -0.40" in moved.reading
-    with pytest.raises(UserError, match="'inductions' is no measure of a head; expected one of"):
+    with pytest.raises(UserError, match="'inductions' is not a measure of a head; expected one of"):
         made([[0.1]], sorted_by="inductions")
 
 

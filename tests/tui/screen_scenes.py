@@ -8,7 +8,7 @@ from textual.command import CommandPalette
 from tui_driver import Driver
 
 from chatapp.common.paths import presets_path
-from chatapp.common.presets import save_preset
+from chatapp.common.settings import save_preset
 from chatapp.engine.model import Sampling
 from chatapp.tui.screens.branches import RankScreen
 from chatapp.tui.screens.compare import CompareScreen

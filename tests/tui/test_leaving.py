@@ -17,8 +17,8 @@ from tool_server import add_lasting_server, ends
 from chatapp.common.paths import database_path, tools_dir
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
-from chatapp.dialogue.tools.permission import allow_for_good
 from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import allow_for_good
 
 
 @pytest.fixture

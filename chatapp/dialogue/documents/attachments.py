@@ -1,6 +1,6 @@
 """Files named with @ in a message: found by a few letters, and read for the message.
 
-A path with spaces stands in quotes: @"my notes.txt". A name that is no file stays text.
+A path with spaces stands in quotes: @"my notes.txt". A name that is not a file stays text.
 """
 
 import re
@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from chatapp.common.userfiles import UserError, open_regular, reason
+from chatapp.common.userfiles import UserError, is_file, open_regular, reason
 from chatapp.dialogue.documents.passages import Unreadable
 from chatapp.dialogue.documents.reader import DocumentReader
 from chatapp.tasks.files.documents import DocumentsError
@@ -71,7 +71,7 @@ def pasted_path(text: str) -> str:
         path = unquote(urlsplit(path).path)
     is_path = path.startswith(("/", "~/", "./", "../")) and len(path) < 4096 and "\n" not in path
     for candidate in (path, path.replace("\\ ", " ")) if is_path else ():
-        if _is_file(candidate):
+        if is_file(candidate):
             return named(candidate)
     return ""
 
@@ -80,20 +80,13 @@ def files_in(text: str) -> list[Path]:
     """The files that a message names, each once, without those whose contents it holds: it is
     edited."""
     names = dict.fromkeys(match[1] or match[2] for match in _NAMED.finditer(text))
-    paths = [Path(name).expanduser() for name in [*names][:_MOST_NAMED] if _is_file(name)]
+    paths = [Path(name).expanduser() for name in [*names][:_MOST_NAMED] if is_file(name)]
     return [path for path in paths if _heading(path) not in text]
 
 
 def _heading(path: Path) -> str:
     """What stands above a file's contents in a message."""
     return f"\n\n{path.name}:\n"
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return Path(name).expanduser().is_file()
-    except (OSError, ValueError, RuntimeError):  # no valid path, or no such user
-        return False
 
 
 def read_all(text: str) -> str:

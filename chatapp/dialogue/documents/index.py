@@ -16,9 +16,8 @@ from pathlib import Path
 
 from chatapp.common.foreign import printable, without_surrogates
 from chatapp.common.userfiles import Progress, make_private
-from chatapp.dialogue.documents.files import SourceFile
 from chatapp.dialogue.documents.passages import Piece, Unreadable
-from chatapp.dialogue.documents.reader import DocumentReader
+from chatapp.dialogue.documents.reader import DocumentReader, SourceFile
 from chatapp.tasks.files.documents import DocumentsError, content_words, least_covered, rarity_of
 
 _BATCH = 200

@@ -286,7 +286,7 @@ def _paragraphs(text: str, *, markdown: bool) -> Iterator[TextBlock]:
 
 
 def _heading(line: str) -> tuple[int, str]:
-    """The level and the title of a line of Markdown; level 0 for one that is no heading."""
+    """The level and the title of a line of Markdown; level 0 for one that is not a heading."""
     text = line.lstrip(" ")
     title = text.lstrip("#")
     level = len(text) - len(title)
@@ -324,7 +324,7 @@ def _table_rows(text: str, delimiter: str) -> Iterator[TextBlock]:
 
 
 def _json_rows(text: str) -> Iterator[TextBlock]:
-    """Each line as lines of "key: value", or unchanged when it is no object."""
+    """Each line as lines of "key: value", or unchanged when it is not an object."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue

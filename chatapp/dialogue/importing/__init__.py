@@ -43,7 +43,7 @@ _MOST_ENTRIES = 100_000
 _PIECE = 2**20
 _BOM = "\ufeff"
 _FOREIGN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError)
-"""What the module raises on bytes that are no archive."""
+"""What the module raises on bytes that are not an archive."""
 _TITLE_LENGTH = 200
 
 _PROGRESS_EVERY = 100

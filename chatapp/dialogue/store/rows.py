@@ -306,7 +306,7 @@ def own_origin(chat_id: int, created: float) -> str:
 
 
 def title_after(title: str, text: str) -> str:
-    """A chat's title after a user's message. An existing title that is no greeting stays; otherwise
+    """A chat's title after a user's message. An existing title stays if it is not a greeting; else
     it is the first sentence of the message's first paragraph, cut after a word.
     """
     if title and title.strip(" .,!?").lower() not in _GREETINGS:

@@ -165,17 +165,16 @@ def _is_replied(exchange: Exchange) -> bool:
 
 
 SERVED = ShippedTemplate.of(
-    Wording(
+    replace(
+        PLAIN.wording,
         name="server's own",
         instruction="",
-        after_instruction="\n\n",
         user_marker="User:\n",
         assistant_marker="Assistant:\n",
         lead="",
         after_user="\n\n",
         after_reply="\n\n",
         stop=("\n\nUser:\n", "\n\nAssistant:\n"),
-        end_of_reply=False,
     )
 )
 """The form of messages on the screen, and their separators when they must be sent as one text,

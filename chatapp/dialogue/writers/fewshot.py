@@ -108,7 +108,7 @@ class FewShotWriter(Writer):
         room = window - alone - self._count(begun)
         self._check_room(bare, room, begun=bool(begun))
         reserve = min(max_tokens, window // 4)
-        # A message without an answer is no example.
+        # A message without an answer is not an example.
         answered = [
             (place, Example(exchange.user, exchange.reply))
             for place, exchange in enumerate(history)

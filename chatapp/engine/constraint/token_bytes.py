@@ -49,7 +49,7 @@ class Vocabulary:
         token_bytes = getattr(tokenizer, "token_bytes", None)
         if token_bytes is None or not _is_text_of_bytes(tokenizer, token_bytes):
             raise ConstraintError(
-                f"{name}: its tokenizer ({type(tokenizer).__name__}) has tokens that are no plain "
+                f"{name}: its tokenizer ({type(tokenizer).__name__}) has tokens that are not plain "
                 "pieces of text, so its replies cannot be made to fit a schema, a pattern or a "
                 "grammar"
             )

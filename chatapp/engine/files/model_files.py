@@ -434,7 +434,7 @@ def match_patterns(request: tuple[Sequence[str], Sequence[str]]) -> Iterator[str
                 form.match(name)
         yield ""
     except re.error as error:
-        yield f"has a pattern that is no regular expression: {error}"
+        yield f"has a pattern that is not a regular expression: {error}"
 
 
 def has_model(path: Path) -> bool:

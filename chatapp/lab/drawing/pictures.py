@@ -104,13 +104,10 @@ def notebook_frame(views: Sequence[Drawable]) -> str:
 
 
 def rich_html(shown: RenderableType, width: int) -> str:
-    """What a terminal of so many columns shows, as HTML; a notebook shows nothing by itself."""
-    console = Console(file=io.StringIO(), record=True, width=width, force_jupyter=False)
+    """What a terminal of so many columns shows, as HTML."""
+    console = Console(file=io.StringIO(), record=True, width=width)
     console.print(shown)
-    block = '<pre style="font-family: monospace; line-height: 1.3; white-space: pre">{code}</pre>'
-    page = console.export_html(inline_styles=True, code_format=block)
-    cell = r'<span style="display: inline-block; width: 1ch">\g<0></span>'
-    return re.sub("[\u2800-\u28ff]", cell, page)  # few monospace fonts have dots of their width
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def save_view(views: Sequence[Drawable], folder: Path, name: str) -> list[Path]:

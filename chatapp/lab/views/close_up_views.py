@@ -158,7 +158,7 @@ class StateNeighbours(Neighbours):
         points = {"embed": "embed"} | {str(layer): f"blocks.{layer}" for layer in range(layers)}
         if state not in points:
             raise UserError(
-                f"{state!r} is no state; the model has embed and the layers 0 to {layers - 1}"
+                f"{state!r} is not a state; the model has embed and the layers 0 to {layers - 1}"
             )
         own.check_text(ids)
         point = points[state]

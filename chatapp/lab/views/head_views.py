@@ -226,7 +226,8 @@ class HeadScores(View):
 def check_measure(name: str) -> None:
     """Raises UserError for a name that is not in `MEASURES`."""
     if name not in MEASURES:
-        raise UserError(f"{name!r} is no measure of a head; expected one of {', '.join(MEASURES)}")
+        known = ", ".join(MEASURES)
+        raise UserError(f"{name!r} is not a measure of a head; expected one of {known}")
 
 
 def chosen_texts(subject: Subject, file: Path | None) -> list[str]:

@@ -77,7 +77,7 @@ def _demonstrations(task: Task, shots: int, seed: int) -> list[int]:
     if shots > len(usable):
         raise PromptError(
             f"{task.prompt.path}: {shots} shots were requested; its pool has {len(usable)} that "
-            "are no test items"
+            "are not test items"
         )
     return usable[:shots]
 

@@ -136,8 +136,8 @@ class Item(Example):
 def read_test(path: Path, columns: Columns = PLAIN_COLUMNS) -> list[Item]:
     """The test items in a file of rows; unlike in a pool, items may repeat.
 
-    Raises RowsError at the first bad row, because a score over a part of the items is no score of
-    the file; unless the prompt file says that bad rows are dropped.
+    Raises RowsError at the first bad row, as a score over a part of the items is not one of the
+    file; unless the prompt file says that bad rows are dropped.
     """
     items = []
     for line, row in read_rows(path, columns):

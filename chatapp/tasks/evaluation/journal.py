@@ -42,7 +42,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from chatapp.common.foreign import parse_json
@@ -128,12 +127,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # rows that `append` could not write are tried once more here
             self._file.close()
         self._lock.__exit__(None, None, None)
@@ -265,7 +259,7 @@ def document(answer: Answer) -> dict[str, Any]:
 
 
 def log_likelihoods(answer: Answer) -> dict[str, Any] | None:
-    """The raw numbers behind an answer; None if it is no scored label."""
+    """The raw numbers behind an answer; None if it is not a scored label."""
     likelihoods = answer.likelihoods
     if likelihoods is None:
         return None

@@ -122,7 +122,7 @@ def llama_cpp(files: "ModelFiles", precision: str, threads: int) -> Iterator[Pee
 def _serve(path: str, threads: int) -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     import xllamacpp
 
     options = xllamacpp.CommonParams()

@@ -320,7 +320,7 @@ class Coverage(Knn):
         while len(chosen) < k and left.any():
             gains = np.where(left, np.maximum(recalls - covered, 0).sum(axis=1), -1)
             best = int(np.argmax(gains))
-            if gains[best] < 1e-4 and covered.any():  # rounding is no gain
+            if gains[best] < 1e-4 and covered.any():  # rounding is not a gain
                 covered = np.zeros_like(covered)
                 continue
             left[best] = False

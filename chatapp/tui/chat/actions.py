@@ -21,7 +21,7 @@ from textual.screen import Screen
 
 from chatapp.common.parameters import PARAMETERS
 from chatapp.common.paths import presets_path
-from chatapp.common.presets import PresetsError, no_preset, read_presets
+from chatapp.common.settings import PresetsError, no_preset, read_presets
 from chatapp.common.userfiles import UserError, invalid_path, write_named
 from chatapp.dialogue.store import Store
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet

@@ -318,7 +318,7 @@ class ChatScreen(MessageActions, ModelActions):
         self.widgets.completions.show(described(event.text, event.completions), event.chosen)
 
     def direct(self, event: Key) -> bool:
-        """Focus the prompt for a letter that is no command of the focused message."""
+        """Focus the prompt for a letter that is not a command of the focused message."""
         view, prompt = self.focused, self.widgets.prompt
         is_text = event.is_printable and prompt.focusable
         if is_text and isinstance(view, ChatMessage) and not bindings_for(view, event.key):

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import on, work
@@ -14,6 +13,7 @@ from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 
 from chatapp.common.foreign import printable
+from chatapp.common.userfiles import is_file
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
 from chatapp.rows.reading import RowsError
@@ -194,7 +194,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
         """List the file with this path; "" is none."""
         if not path:
             return
-        if await asyncio.to_thread(_is_file, path):  # the disk may not answer
+        if await asyncio.to_thread(is_file, path):  # the disk may not answer
             self._list_rows([_Item(path, "")], 0)
         else:
             self._number += 1
@@ -304,10 +304,3 @@ class LibraryScreen(Dialog[PromptChoice | None]):
                 self._show_preview(None, str(error))
         else:
             self.dismiss(choice)
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).expanduser().is_file()
-    except (OSError, RuntimeError, ValueError):
-        return False

@@ -13,7 +13,13 @@ from textual.widgets import Input, Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.parameters import PARAMETERS, PRECISIONS, Origin, Sampling, check_choice
-from chatapp.common.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
+from chatapp.common.settings import (
+    PresetsError,
+    no_preset,
+    read_presets,
+    remove_preset,
+    save_preset,
+)
 from chatapp.common.userfiles import UserError
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog, Field

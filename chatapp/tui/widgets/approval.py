@@ -16,7 +16,7 @@ from chatapp.tui.widgets.dialog import PlainOptions
 
 if TYPE_CHECKING:
     from chatapp.dialogue.chat import Decision
-    from chatapp.dialogue.tools.permission import PermissionRequest
+    from chatapp.dialogue.tools.tool import PermissionRequest
 
 _POLL_SECONDS = 0.05
 

@@ -71,7 +71,7 @@ class _CodeTheme(SyntaxTheme):
         while token_type is not Token:
             if token_type in _CODE:
                 return self._styles[_CODE[token_type]]
-            if token_type is Error:  # code that is still being written is no error
+            if token_type is Error:  # code that is still being written is not an error
                 break
             token_type = token_type.parent
         return self._styles["code"]

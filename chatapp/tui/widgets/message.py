@@ -13,7 +13,7 @@ from textual.widgets import Static
 from chatapp.common.foreign import local_time, printable
 from chatapp.engine.events import REPEATED
 from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
-from chatapp.tui.widgets.rendered import given_places
+from chatapp.tui.widgets.rendered import source_place
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import Feedback, StoredMessage
@@ -130,7 +130,11 @@ class MessageView(Vertical, can_focus=True):
         correction = feedback.correction if feedback is not None else None
         self._correction.update(f"Correction: {printable(correction or '')}")
         self._correction.display = correction is not None
-        self._sources.update(given_places(message.sources))
+        places = (
+            f"{'given' if source.number else 'left out'} {source_place(source)}"
+            for source in message.sources
+        )
+        self._sources.update("\n".join(places))
         self._sources.display = bool(message.sources)
         self.note = note
         self._note.update(printable(note))

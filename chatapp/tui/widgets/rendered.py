@@ -120,13 +120,6 @@ def source_place(source: "Source") -> str:
     return one_line(f"{number}{source.name}, {source.place}")
 
 
-def given_places(sources: "Sequence[Source]") -> str:
-    """The places of passages, and whether the model was given each; one line each."""
-    return "\n".join(
-        f"{'given' if source.number else 'left out'} {source_place(source)}" for source in sources
-    )
-
-
 def _shot(shot: "Shot") -> Content:
     nearness = "" if shot.similarity is None else f"{shot.similarity:6.2f}  "
     return Content.assemble(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.dialogue.documents import files
-from chatapp.dialogue.documents.files import list_files
+from chatapp.dialogue.documents import reader
+from chatapp.dialogue.documents.reader import list_files
 from chatapp.tasks.files.documents import DocumentsError
 
 
@@ -96,7 +96,7 @@ def test_paths_that_lead_nowhere_are_told_in_a_sentence(folder, name):
 
 
 def test_a_whole_disk_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(files, "MOST_FILES", 2)
+    monkeypatch.setattr(reader, "MOST_FILES", 2)
     write(folder, a="", b="", c="")
     with pytest.raises(DocumentsError, match="more than 2 files"):
         list_files([str(folder)])

@@ -182,7 +182,7 @@ def test_a_broken_index_is_told_in_a_sentence(folder, home):
 
 
 def test_the_words_of_the_index_agree_with_its_passages(folder, tmp_path):
-    from chatapp.dialogue.documents.files import list_files
+    from chatapp.dialogue.documents.reader import list_files
 
     index = Index(tmp_path / "index.sqlite", 600)
     for text in ("walrus", "oyster and clam", "walrus"):

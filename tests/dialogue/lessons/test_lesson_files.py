@@ -5,10 +5,9 @@ from functools import cache
 import pytest
 
 from chatapp.common.userfiles import UserError
-from chatapp.dialogue.lessons.checking import check_lesson
 from chatapp.dialogue.lessons.lesson import find_lesson
 from chatapp.dialogue.lessons.outcome import StepOutcome
-from chatapp.dialogue.lessons.teaching import Workshop
+from chatapp.dialogue.lessons.teaching import Workshop, check_lesson
 from chatapp.engine.models.loading import load_model
 
 HEAD = 'title = "Mine"\nsettings = {temperature = 0, max_tokens = 2}\n'

@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 
-from chatapp.dialogue.lessons.checking import check_lesson
 from chatapp.dialogue.lessons.lesson import NAMES, SHIPPED, find_lesson
+from chatapp.dialogue.lessons.teaching import check_lesson
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 

@@ -5,14 +5,14 @@ import json
 import pytest
 from tool_server import add_hand_written
 
-from chatapp.dialogue.tools.permission import (
+from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import (
     PermissionRequest,
+    Tool,
     allow_for_good,
     allowed_for_good,
     changes_of,
 )
-from chatapp.dialogue.tools.registry import find_tools
-from chatapp.dialogue.tools.tool import Tool
 
 TOOL = """\
 name = "own"

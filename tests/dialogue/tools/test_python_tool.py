@@ -16,9 +16,8 @@ from tool_server import DAEMON
 
 from chatapp.common.foreign import printable
 from chatapp.dialogue.tools import python
-from chatapp.dialogue.tools.permission import PermissionRequest
 from chatapp.dialogue.tools.registry import find_tools
-from chatapp.dialogue.tools.tool import LONGEST_RESULT, Outcome, run
+from chatapp.dialogue.tools.tool import LONGEST_RESULT, Outcome, PermissionRequest, run
 
 
 def outcome(code, cancel=None):

@@ -67,7 +67,7 @@ async def test_typing_filters_and_the_preview_follows(open_app, own):
 async def test_a_disk_that_does_not_answer_does_not_hold_the_picker(open_app, own, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(
-        "chatapp.tui.screens.library._is_file", lambda path: answers.wait(60) and path == "/x/y"
+        "chatapp.tui.screens.library.is_file", lambda path: answers.wait(60) and path == "/x/y"
     )
     async with open_app() as driver:
         await picker(driver)

@@ -8,7 +8,7 @@ from textual.events import Key
 from textual.widgets import Static
 
 from chatapp.common.paths import presets_path
-from chatapp.common.presets import read_presets, save_preset
+from chatapp.common.settings import read_presets, save_preset
 from chatapp.engine.model import Sampling
 from chatapp.engine.models import loading
 from chatapp.tui.screens.parameters import ParametersScreen

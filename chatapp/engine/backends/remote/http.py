@@ -168,7 +168,7 @@ Body = dict[str, Any]
 """The body of a request, a JSON object."""
 
 # A long prompt in a long queue may take minutes to its first token. Between two tokens, comments,
-# empty events and headers that arrive byte by byte are no sign of life.
+# empty events and headers that arrive byte by byte are not a sign of life.
 _CONNECT_SECONDS, _ANSWER_SECONDS, SILENCE_SECONDS = 5.0, 10.0, 300.0
 
 _IDLE_SECONDS = 2.0
@@ -274,7 +274,7 @@ class Client:
     ) -> Generator[Item]:
         """Post a request and yield its server-sent events; closing the iterator ends the request.
 
-        read: converts the data of an event; a false result is no sign of life. simpler: maps a
+        read: converts the data of an event; a false result is not a sign of life. simpler: maps a
         refused body, the status and the server's words to the body of another attempt, or to None.
         Raises Cancelled, ModelError, and what `read` and `simpler` raise.
         """

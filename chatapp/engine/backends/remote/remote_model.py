@@ -10,7 +10,7 @@ continue unchanged uses the completions protocol, or fails.
 import json
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -286,14 +286,8 @@ def _checked(finished: Finished, text: str, constraint: Constraint | None) -> Fi
 
 
 def _writable(value: Any) -> Any:
-    """Copy a JSON value with every text encodable as UTF-8."""
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, Mapping):
-        return {_writable(name): _writable(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(part) for part in value]
-    return value
+    """A copy of a JSON value with every text encodable as UTF-8."""
+    return parse_json(without_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
 def served_models(client: Client) -> dict[str, int]:
