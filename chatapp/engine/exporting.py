@@ -20,14 +20,14 @@ from chatapp.engine.backends.transformers_loading import read_config as read_tra
 from chatapp.engine.decoder.families.architecture import Family
 from chatapp.engine.decoder.families.gguf_row import FACTORS, Config, position_factors
 from chatapp.engine.errors import ModelError, one_sentence
-from chatapp.engine.files.gguf.config import (
+from chatapp.engine.files.gguf.reader import (
     OTHER_ENDS,
+    GGUFFile,
     config_metadata,
     read_config,
     spelled_out,
     writable_family,
 )
-from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.gguf.tensors import gguf_names
 from chatapp.engine.files.gguf.vocabulary import (
     CHAT_TEMPLATE,

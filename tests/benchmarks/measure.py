@@ -104,14 +104,12 @@ def run_chatapp(*arguments: str, **variables: str) -> None:
 
 def machine() -> str:
     """The machine, how busy it is, and the versions that matter."""
-    names = [platform.processor() or platform.machine()]
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if "model name" in line] or names
+    from chatapp.engine.kernels.machine import processor_name
+
     load = f", load {os.getloadavg()[1]:.1f}" if hasattr(os, "getloadavg") else ""
     versions = ", ".join(f"{name} {version(name)}" for name in _VERSIONS)
     python = platform.python_version()
-    return f"{names[0]}, {os.cpu_count()} cores{load}; Python {python}, {versions}"
+    return f"{processor_name()}, {os.cpu_count()} cores{load}; Python {python}, {versions}"
 
 
 def file_of(name: str) -> Path:

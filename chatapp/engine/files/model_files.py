@@ -196,7 +196,7 @@ class ModelFiles:
     @classmethod
     def _of_gguf(cls, file: "GGUFFile") -> "ModelFiles":
         # The gguf package imports numpy, which a listing of folders does not need.
-        from chatapp.engine.files.gguf.config import read_config as read_gguf_config
+        from chatapp.engine.files.gguf.reader import read_config as read_gguf_config
 
         tokenizer = TokenizerFiles(file.path, gguf=file)
         config = read_gguf_config(file)
