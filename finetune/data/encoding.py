@@ -108,7 +108,7 @@ class ChatEncoder:
                 examples.append([*prompt, *reply])
             else:
                 examples[-1] += [*rest, *reply]
-        return [each for each in examples if any(piece.span == Span.RESPONSE for piece in each)]
+        return [pieces for pieces in examples if any(p.span == Span.RESPONSE for p in pieces)]
 
     def writes(self, messages: Sequence[Message], tools: Tools) -> bool:
         """Whether the template has a place for each turn of a chat in which roles do not
@@ -243,7 +243,7 @@ def _folded(messages: Sequence[Message]) -> tuple[list[Message], list[list[Marke
             if not turns or turns[-1].role != "assistant":
                 turns.append(message)
                 replies.append([])
-            is_answered = [each.role for each in messages[place + 1 : place + 2]] == ["tool"]
+            is_answered = [after.role for after in messages[place + 1 : place + 2]] == ["tool"]
             called = [call for call in (message.call, *message.further) if call is not None]
             pieces = [Segment("assistant", f" {message.text.strip()}")] if message.text else []
             for call in called:

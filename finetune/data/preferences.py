@@ -227,7 +227,7 @@ def _read_tree(row: Row) -> Preference:
     if len(replies) < 2:
         raise BadRow("no ranked replies", f"{row.location}: expected at least 2 ranked replies")
     prompt = [Message("user", text_of_node(question, row))]
-    pair = [Message("assistant", text_of_node(each, row)) for each in (replies[0], replies[-1])]
+    pair = [Message("assistant", text_of_node(node, row)) for node in (replies[0], replies[-1])]
     return _preference(row, prompt, [[*prompt, reply] for reply in pair])
 
 

@@ -201,7 +201,7 @@ def _tool(value: Any, place: str) -> Mapping[str, Any]:
     if depth(function) > DEEPEST or not isinstance(parameters, dict):
         problem = f"the parameters of {function['name']!r} are not a schema"
         raise BadRow("bad tools", f"{place}: {problem}")
-    if parameters and all(isinstance(each, dict) for each in parameters.values()):
+    if parameters and all(isinstance(fields, dict) for fields in parameters.values()):
         function = {**function, "parameters": _schema(parameters)}
     return {"type": "function", "function": function}
 
@@ -277,7 +277,7 @@ def best_path(row: Row) -> list[Message]:
         messages.append(Message("assistant" if is_reply else "user", text_of_node(nodes[0], row)))
         nodes = ranked(nodes[0], row)
         if is_reply:  # a question that nobody answered ends nothing
-            nodes = [each for each in nodes if ranked(each, row)]
+            nodes = [node for node in nodes if ranked(node, row)]
     return messages
 
 
@@ -331,7 +331,7 @@ def regular(messages: Sequence[Message], location: str) -> list[Message]:
     for message in messages:
         if message.role == "user" and kept and kept[-1].role == "user":
             kept[-1] = Message("user", f"{kept[-1].text}\n\n{message.text}")
-        elif message.role in ("system", "user") or any(each.role == "user" for each in kept):
+        elif message.role in ("system", "user") or any(turn.role == "user" for turn in kept):
             kept.append(message)
     if not any(message.learnt for message in kept if message.role == "assistant"):
         problem = "the reply follows no question; expected 'user' before"

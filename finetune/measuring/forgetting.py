@@ -103,9 +103,9 @@ def _answered(model: LanguageModel, items: list[dict[str, Any]]) -> Iterator[boo
     prompts = [write_prompt(writer, [Exchange(item["question"])], options).ids for item in items]
     replies = greedy_replies(model, template.stop, prompts, _TOKENS)
     for item, reply in zip(items, replies, strict=True):
-        said = reply.text.casefold()
+        text = reply.text.casefold()
         yield any(
-            re.search(rf"(?<!\w){re.escape(answer.casefold())}(?!\w)", said)
+            re.search(rf"(?<!\w){re.escape(answer.casefold())}(?!\w)", text)
             for answer in item["answers"]
         )
 

@@ -91,15 +91,15 @@ def differences(name: str, evaluations: Sequence[ModelResult]) -> list[dict[str,
     """Each two models on the rows of a set, in what both were scored: exact match and ROUGE-L of
     their replies, or the accuracy of their heads; see `metrics.Difference`."""
     having = [evaluation for evaluation in evaluations if name in evaluation.sets]
-    found = []
+    rows = []
     for one, other in combinations(having, 2):
         first, second = one.sets[name], other.sets[name]
         for measure, ours, theirs, golds in _scored_alike(first, second):
             between = difference(measure, [ours], [theirs], golds)
             names = {"first": one.model, "second": other.model, "measure": measure}
-            found.append({"set": name, **names, "n": len(golds), **asdict(between)})
-            found[-1]["words"] = between.words(one.model, other.model)
-    return found
+            rows.append({"set": name, **names, "n": len(golds), **asdict(between)})
+            rows[-1]["words"] = between.words(one.model, other.model)
+    return rows
 
 
 def _scored_alike(
@@ -135,9 +135,9 @@ def show(evaluations: Sequence[ModelResult], replies: int) -> RenderableType:
         parts.append(_figures(name, columns))
         if len({evaluation.vocabulary for evaluation, _ in columns}) > 1:
             parts.append(Text("The models cut text into other tokens: compare the loss a byte."))
-        for found in differences(name, evaluations):
-            label = NAMES.get(found["measure"], found["measure"].replace("_", " "))
-            words = f"{label} of the same {found['n']:,} rows, {found['words']}"
+        for row in differences(name, evaluations):
+            label = NAMES.get(row["measure"], row["measure"].replace("_", " "))
+            words = f"{label} of the same {row['n']:,} rows, {row['words']}"
             parts.append(Text(one_line(words)))
         for evaluation, result in columns:
             if result.failed:
