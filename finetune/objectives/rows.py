@@ -287,7 +287,8 @@ def give_reference(
             flat[name] = torch.cat([part.flatten() for part in computed])
             done += len(rows)
         if path:
-            _write(path, flat, described)
+            with whole_file(path) as draft:
+                save_file(flat, draft, metadata={"of": described})
     for name, rows in sets.items():
         sizes = [height * width for height, width in shapes[name]]
         parts = torch.split(flat[name], sizes)
@@ -329,11 +330,6 @@ def _read(path: Path, described: str) -> dict[str, Tensor] | None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return None
-
-
-def _write(path: Path, flat: Mapping[str, Tensor], described: str) -> None:
-    with whole_file(path) as draft:
-        save_file(dict(flat), draft, metadata={"of": described})
 
 
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from chatapp.common.foreign import printable, without_surrogates
 from chatapp.common.userfiles import Progress, make_private
-from chatapp.dialogue.documents.passages import Piece, Unreadable
+from chatapp.dialogue.documents.passages import Unreadable
 from chatapp.dialogue.documents.reader import DocumentReader, SourceFile
 from chatapp.tasks.files.documents import DocumentsError, content_words, least_covered, rarity_of
 
@@ -214,7 +214,11 @@ class Index:
                 report(share)
                 database.executemany(
                     "INSERT INTO passages (file_id, place, title, text) VALUES (?, ?, ?, ?)",
-                    ((identity, piece.place, _title(path, piece), piece.text) for piece in pieces),
+                    (
+                        # Headings and the file's name are searched as well.
+                        (identity, p.place, printable(f"{path.stem} {p.headings}".strip()), p.text)
+                        for p in pieces
+                    ),
                 )
         except Unreadable as reason:
             left_out = str(reason)
@@ -275,11 +279,6 @@ def _report_share(progress: Progress, done: int, size: int, of: int, share: floa
 def _is_unchanged(file: SourceFile, row: sqlite3.Row) -> bool:
     is_settled = row["modified"] < row["read_at"] - _RACY_SECONDS * 1e9
     return is_settled and (file.size, file.modified) == (row["size"], row["modified"])
-
-
-def _title(path: Path, piece: Piece) -> str:
-    """Searched in addition to a passage's own words: its file's name and its headings."""
-    return printable(f"{path.stem} {piece.headings}".strip())
 
 
 def _words(query: str) -> list[str]:

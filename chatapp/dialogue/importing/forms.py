@@ -133,7 +133,9 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
             continue
         goes_on = role == "assistant" and rows[number - 2].get("role") == "tool" and messages
         before = messages.pop() if goes_on and messages[-1].role == role else None
-        _check_turn(role, messages, where)
+        expected = "assistant" if len(messages) % 2 else "user"
+        if role != expected:
+            raise ImportingError(f"{where}: is from {role!r}, expected {expected!r}")
         thoughts = text_of(row, "thoughts", where)
         sources = _parts(row, "sources", Source, where)
         calls = _parts(row, "calls", Call, where)
@@ -157,12 +159,6 @@ def _continued(before: ImportedMessage, message: ImportedMessage) -> ImportedMes
         sources=before.sources + message.sources,
         calls=(*before.calls, *(replace(c, at=c.at + len(beginning)) for c in message.calls)),
     )
-
-
-def _check_turn(role: str, before: Sequence[ImportedMessage], where: str) -> None:
-    expected = "assistant" if len(before) % 2 else "user"
-    if role != expected:
-        raise ImportingError(f"{where}: is from {role!r}, expected {expected!r}")
 
 
 def _status(row: dict[str, Any], where: str) -> Status:

@@ -85,17 +85,13 @@ def now(zone: str | None = None) -> datetime:
     """
     if not zone:
         return datetime.now().astimezone()
+    named = _zones().get(zone.strip().replace(" ", "_").casefold(), zone)  # Tokyo: Asia/Tokyo
     try:
-        return datetime.now(ZoneInfo(_zone_at(zone)))
+        return datetime.now(ZoneInfo(named))
     except (OSError, ValueError, LookupError):
         raise ToolError(
             f"there is no time zone {quoted(zone)}; expected a name such as Europe/Paris"
         ) from None
-
-
-def _zone_at(place: str) -> str:
-    """The zone of this name, or with this city: Asia/Tokyo for Tokyo."""
-    return _zones().get(place.strip().replace(" ", "_").casefold(), place)
 
 
 @cache

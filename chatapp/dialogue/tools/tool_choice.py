@@ -1,7 +1,7 @@
 """Chooses a tool for a model that does not open calls by itself, and fills in its arguments.
 
 The tool, or none, is a label that is scored after demonstrations of questions and their tools, the
-nearest to this question (see `fewshot.answering`); numbers in them are marks, and those without a
+nearest to this question (see `tasks.answering`); numbers in them are marks, and those without a
 tool have the marks of this question. Then the model writes
 the arguments under the tool's schema, after demonstrations of that tool. If they are copied from
 the question, they have the form of the nearest example instead, and a tool without a form for the

@@ -214,13 +214,9 @@ class Writer(ABC):
         dropped for them. Raises MessageTooLong.
         """
         window = self._model.context
-        alone = self._length_alone(system, message, max_tokens)
+        alone = len(self.write(system, [Exchange(message)], max_tokens=max_tokens).ids)
         room = min(window // 2, window - alone - min(max_tokens, window // 4))
         return fitting(passages, room, lambda text: len(self._encode_text(text, begins=False)))
-
-    def _length_alone(self, system: str | None, message: str, max_tokens: int) -> int:
-        """The tokens of a prompt for a message without everything optional."""
-        return len(self.write(system, [Exchange(message)], max_tokens=max_tokens).ids)
 
     @abstractmethod
     def render_instruction(self, system: str | None) -> list[Segment]:

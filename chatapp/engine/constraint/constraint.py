@@ -154,14 +154,12 @@ def _smallest_fault(schema: Any, fault: str) -> str:
         going_on = False
         for path, part in _parts(schema):
             left -= 1
-            if left > 0 and isinstance(part, dict) and (own := _own_fault({**definitions, **part})):
+            if left <= 0 or not isinstance(part, dict):
+                continue
+            if own := fault_of(grammar_of("schema", json.dumps({**definitions, **part}))):
                 schema, place, fault, going_on = part, (*place, *path), own, True
                 break
     return f"at {dotted_key(place)}: {fault}" if place else fault
-
-
-def _own_fault(schema: Any) -> str:
-    return fault_of(grammar_of("schema", json.dumps(schema)))
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[Location, Any]]:

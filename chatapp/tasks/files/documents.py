@@ -32,7 +32,7 @@ class DocumentsError(UserError):
 class DocumentSet:
     """Files, folders and patterns, and how to search them.
 
-    method: "bm25", "encoder" or "both", and after a colon an encoder of `fewshot.encoders`, as in
+    method: "bm25", "encoder" or "both", and after a colon an encoder of `selection.encoders`, as in
     "both:minilm"; the default is the best one installed. limit: the most passages in a prompt.
     size: of a passage, in characters. Raises DocumentsError for an unknown method.
     """

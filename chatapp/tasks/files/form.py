@@ -249,7 +249,7 @@ def _add(segments: list[Segment], new: Segment) -> None:
     if last.kind == new.kind == "marker" or "marker" not in (last.kind, new.kind):
         segments.append(Segment(new.kind, last.text + new.text, new.name))
     elif new.kind == "marker":
-        end = _first_space(new.text)
+        end = len(re.split(r"[ \t\r\n]", new.text, maxsplit=1)[0])
         segments.append(Segment(last.kind, last.text + new.text[:end], last.name))
         if end < len(new.text):
             segments.append(Segment("marker", new.text[end:]))
@@ -264,8 +264,3 @@ def _add(segments: list[Segment], new: Segment) -> None:
             segments.append(glued)
         else:
             _add(segments, glued)
-
-
-def _first_space(text: str) -> int:
-    match = re.search(r"[ \t\r\n]", text)
-    return match.start() if match else len(text)

@@ -4,7 +4,6 @@ inside it.
 
 import asyncio
 import threading
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,10 +22,6 @@ from chatapp.tui.screens.teaching import LearnScreen, command
 if TYPE_CHECKING:
     from chatapp.dialogue.tools.registry import Registry
     from chatapp.engine.backends.local import LocalModel
-
-
-def _template_names() -> Iterable[str]:
-    return TEMPLATES
 
 
 def _directions() -> list[str]:
@@ -97,7 +92,7 @@ class ModelActions(ChatActions):
         "Switch to another dialogue template",
         command="template",
         argument="NAME",
-        values=lambda _: _template_names(),
+        values=lambda _: TEMPLATES,
         waits=True,
         rare=True,
     )

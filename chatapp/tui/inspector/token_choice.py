@@ -298,7 +298,8 @@ class HeatMap(Acting, ScrollView, can_focus=True):
     def _show_cell(self) -> None:
         """Scroll to the chosen cell."""
         if self.cell is not None:
-            self.scroll_to_region(self._row(self.cell[0]), animate=False, force=True)
+            row = Region(0, self._header + self.cell[0] * self._tall, 1, self._tall)
+            self.scroll_to_region(row, animate=False, force=True)
 
     def _fit(self) -> None:
         """Let cells be as tall as there is room."""
@@ -309,10 +310,6 @@ class HeatMap(Acting, ScrollView, can_focus=True):
         if size != self.virtual_size:
             self.virtual_size = size
             self.refresh(layout=True)
-
-    def _row(self, layer: int) -> Region:
-        """Where a layer is."""
-        return Region(0, self._header + layer * self._tall, 1, self._tall)
 
     @property
     def _shape(self) -> tuple[int, int]:

@@ -100,9 +100,10 @@ def gguf_tensors(
     headers = file.headers()
     names = gguf_names(file.metadata[ARCHITECTURE], config, expected)
     known = {stored: name for name, stored in names.items()}
+    family = family_in_gguf(file.metadata[ARCHITECTURE])
     for header in headers:
         stored = header.name
-        change = _change(file.metadata[ARCHITECTURE], config, stored)
+        change = TensorChange() if family is None else family.gguf.change(config, stored)
         shape = header.shape[::-1] if change.is_transposed else header.shape
         as_groups = four_bits and header.dtype in KINDS
         read = partial(_read_groups if as_groups else _read, file, stored, change)
@@ -119,12 +120,6 @@ def gguf_names(architecture: str, config: Config, names: Iterable[str]) -> dict[
     table = get_tensor_name_map(number, blocks)
     stored = ((name, table.get_name(name, (".weight", ".bias"))) for name in names)
     return {name: inside for name, inside in stored if inside is not None}
-
-
-def _change(architecture: str, config: Config, stored: str) -> TensorChange:
-    """The change that the conversion to GGUF makes to a tensor."""
-    family = family_in_gguf(architecture)
-    return TensorChange() if family is None else family.gguf.change(config, stored)
 
 
 def _read(file: GGUFFile, stored: str, change: TensorChange) -> Tensor:
