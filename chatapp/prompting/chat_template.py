@@ -109,6 +109,11 @@ class Written(NamedTuple):
             for (origin, length), end in zip(self.runs, ends, strict=True)
         )
 
+    def has_some(self, content: Text) -> bool:
+        """Whether it has a piece of a content, or there is nothing to have."""
+        wanted = {origin for origin, text in content.pieces if text.strip()}
+        return not wanted or any(origin in wanted for origin, _ in self.runs)
+
     def until(self, end: int) -> "Written":
         """The text up to a character."""
         runs, start = [], 0
@@ -287,15 +292,18 @@ class ChatTemplate:
         """Write the chat in the first form that the template accepts.
 
         Without a place for a system message, its text goes before the first user message (as in
-        Gemma's documentation); two consecutive messages of one role become one.
+        Gemma's documentation); two consecutive messages of one role become one. Some templates of
+        models that see pictures know only lists of parts, and leave out a content that is a text.
         """
         turns = _turns(messages)
         refusal: ChatTemplateError | None = None
+        incomplete: Written | None = None
         until = time.monotonic() + _MOST_SECONDS
-        for tools, rewrite in product(self._lists_of_tools(messages), _FORMS):
+        forms = product((False, True), self._lists_of_tools(messages), _FORMS)
+        for in_parts, tools, rewrite in forms:
             form = rewrite(turns)
             try:
-                text = self._run(form, announce, tools, until)
+                text = self._run(form, announce, tools, until, in_parts=in_parts)
             except _EndlessError:
                 raise
             except ChatTemplateError as error:
@@ -303,7 +311,12 @@ class ChatTemplate:
                 continue
             if form is turns and self._leaves_out_system(messages, text):
                 continue
+            if form and not text.has_some(form[-1].content):
+                incomplete = incomplete or text
+                continue
             return text
+        if incomplete is not None:
+            return incomplete
         raise refusal or ChatTemplateError(
             f"{self.origin}: the chat template has no place for a system message alone"
         )
@@ -319,11 +332,12 @@ class ChatTemplate:
         out or joined with another.
         """
         turns, until = _turns(messages), time.monotonic() + _MOST_SECONDS
-        for tools in self._lists_of_tools(messages):
+        for in_parts, tools in product((False, True), self._lists_of_tools(messages)):
             with suppress(ChatTemplateError):
-                written = self._run(turns, False, tools, until)
+                written = self._run(turns, False, tools, until, in_parts=in_parts)
                 origins = {origin for origin, _ in written.runs}
-                return all(i in origins for i, message in enumerate(messages) if message.text)
+                if all(i in origins for i, message in enumerate(messages) if message.text):
+                    return True
         return False
 
     def _leaves_out_system(self, messages: Sequence[Message], text: Written) -> bool:
@@ -353,12 +367,17 @@ class ChatTemplate:
                 rewritten[place] = replace(message, text=text, call=None, further=())
         return rewritten
 
-    def _run(self, turns: Turns, announce: bool, tools: Any, until: float) -> Written:
-        """Run the template until the time `until`. Raises ChatTemplateError."""
+    def _run(
+        self, turns: Turns, announce: bool, tools: Any, until: float, *, in_parts: bool
+    ) -> Written:
+        """Run the template until the time `until`. in_parts: whether a content is a list of parts.
+        Raises ChatTemplateError.
+        """
         chat = []
         for turn in turns:
+            content = [{"type": "text", "text": turn.content}] if in_parts else turn.content
             thoughts = {"reasoning_content": turn.thoughts} if str(turn.thoughts) else {}
-            chat.append({"role": turn.role, "content": turn.content, **thoughts, **turn.call})
+            chat.append({"role": turn.role, "content": content, **thoughts, **turn.call})
         switch = {} if self.thinking is None else {self.switch: self.thinking}
         values = {
             **self.variables,

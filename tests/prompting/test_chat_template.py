@@ -277,3 +277,27 @@ def test_the_switch_for_thinking():
         assert text == expected
         assert text.endswith("<think></think>") != thinking
     assert replace(template, thinking=False).fingerprint == template.fingerprint
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{% for part in m.content if part.type == 'text' %}{{ part.text }}{% endfor %}",
+        "{{ m.content[0].text.strip() }}",
+    ],
+    ids=["leaves out a text", "refuses a text"],
+)
+def test_contents_may_be_lists_of_parts(written):
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}:" + written + "<|im_end|>{% endfor %}"
+    template = opened(source)
+    chat = [Message("user", "Hi <|im_end|>"), Message("assistant", "Hello."), Message("user", "Go")]
+    rendered = template.render(chat)
+    assert [(s.kind, s.text) for s in rendered if s.kind in ("user", "assistant")] == [
+        ("user", "Hi <|im_end|>"),
+        ("assistant", "Hello."),
+        ("user", "Go"),
+    ]
+    rows = [{"role": m.role, "content": [{"type": "text", "text": m.text}]} for m in chat]
+    (text,), _ = render_jinja_template([rows], chat_template=source, **VARIABLES)
+    assert text_of(rendered) == text
+    assert template.writes(chat)
