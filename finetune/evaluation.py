@@ -21,7 +21,7 @@ from chatapp.engine.models.resolving import find_model, model_folder
 from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.tasks.metrics import estimate
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
-from finetune.data.preparation import LONGEST, choose_template, on_day
+from finetune.data.preparation import LONGEST, choose_template
 from finetune.measuring.results import SCORES, GreedyAnswer, ModelResult, SetResult
 from finetune.objectives.objective import Evaluator, ModelText, RowPrompt, objective_class
 from finetune.training.answers import greedy_replies
@@ -74,7 +74,7 @@ def open_evaluated(
     if kind.uses_template:
         template = own_template(files, tokenizer.special)
         template = template or choose_template(config.data, files, tokenizer.special)
-        template = on_day(template, _begun(run) or date.today())
+        template = replace(template, today=_begun(run) or date.today())
     text = ModelText(model, files, template, tokenizer, window, start)
     evaluator = kind.evaluator(config, text)
     train, held_out = evaluator.read_rows()

@@ -367,18 +367,19 @@ class ExampleEncoder:
         self.turns_left_out = 0
         self._counted = ""
 
-    def encode(self, example: TrainingExample, spare: int = 0) -> list[Encoded]:
+    def encode(self, example: TrainingExample, length: int | None = None) -> list[Encoded]:
         """A row as examples: a plain text as many windows as it fills, else see `ChatEncoder`.
 
-        Those of one chat have one key, so that they are trained on or evaluated together. spare:
-        tokens of the length that stay free. Raises ExampleTooLong, and BadRow when the template
-        refuses the chat.
+        Those of one chat have one key, so that they are trained on or evaluated together. length:
+        the most tokens of this chat. Raises ExampleTooLong, and BadRow when the template refuses
+        the chat.
         """
+        length = self.length if length is None else length
         if example.text:
             return self._windows(example)
         examples = [self._parts(example)] if example.parts else self._chat(example)
-        if max(map(count, examples)) > self.length - spare:
-            examples = self._shorten(example, examples, self.length - spare)
+        if max(map(count, examples)) > length:
+            examples = self._shorten(example, examples, length)
         return [_encoded(pieces, example) for pieces in examples]
 
     def _chat(self, example: TrainingExample) -> list[list[TokenPiece]]:

@@ -22,11 +22,8 @@ from itertools import takewhile
 import numpy as np
 
 from chatapp.common.userfiles import shown
-from chatapp.engine.model import Tokenizer
-from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message
 from chatapp.rows.reading import BadRow, Row, names
-from finetune.config.sections import TooLong
 from finetune.data.encoding import Encoded, ExampleEncoder, Span
 from finetune.data.formats import (
     BESIDE,
@@ -54,15 +51,10 @@ from finetune.data.turns import (
 class Preference:
     """Two replies to one prompt. prompt_key: of the content of the prompt."""
 
-    location: str
     prompt_key: str
     chosen: TrainingExample
     rejected: TrainingExample
     margin: float = 0.0
-
-    @property
-    def key(self) -> str:
-        return content_key([self.chosen.key, self.rejected.key])
 
     @property
     def examples(self) -> tuple[TrainingExample, ...]:
@@ -71,21 +63,17 @@ class Preference:
     def encoded(self, sequences: Sequence[Encoded]) -> "EncodedPair":
         """The pair with the tokens of its examples."""
         chosen, rejected = sequences
-        return EncodedPair(chosen, rejected, self.key, self.prompt_key, self.margin)
+        key = content_key([self.chosen.key, self.rejected.key])
+        return EncodedPair(chosen, rejected, key, self.prompt_key, self.margin)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A reply, and whether it is a good one."""
 
-    location: str
     prompt_key: str
     reply: TrainingExample
     desirable: bool
-
-    @property
-    def key(self) -> str:
-        return content_key([self.reply.key, self.desirable])
 
     @property
     def examples(self) -> tuple[TrainingExample, ...]:
@@ -94,7 +82,8 @@ class Verdict:
     def encoded(self, sequences: Sequence[Encoded]) -> "EncodedVerdict":
         """The verdict with the tokens of its reply."""
         (reply,) = sequences
-        return EncodedVerdict(reply, self.desirable, self.key, self.prompt_key)
+        key = content_key([self.reply.key, self.desirable])
+        return EncodedVerdict(reply, self.desirable, key, self.prompt_key)
 
 
 FeedbackRow = Preference | Verdict
@@ -203,7 +192,7 @@ def _preference(row: Row, prompt: Sequence[Message], pair: Sequence[list[Message
         chat_example(row.location, messages, tools, f"{row.location}: {name} behind its prompt")
         for name, messages in zip(_PAIR[:2], pair, strict=True)
     )
-    return Preference(row.location, _key(prompt), chosen, rejected, _margin(row))
+    return Preference(_key(prompt), chosen, rejected, _margin(row))
 
 
 _OPENAI_PAIR = ("preferred_output", "non_preferred_output")
@@ -277,7 +266,7 @@ def _read_implicit_texts(row: Row) -> Preference:
             raise BadRow(f"empty {name}", f"{row.location}: {name!r} has nothing after the prompt")
         examples.append(TrainingExample(row.location, content_key(parts), parts=parts))
     chosen, rejected = examples
-    return Preference(row.location, content_key(prefix), chosen, rejected, _margin(row))
+    return Preference(content_key(prefix), chosen, rejected, _margin(row))
 
 
 def _shared_words(texts: Sequence[str]) -> str:
@@ -295,7 +284,7 @@ def _read_verdict(row: Row) -> Verdict:
     prompt, reply = prompt_of(row), _reply(row, "completion")
     place = f"{row.location}: completion behind its prompt"
     example = chat_example(row.location, [*prompt, reply], tools_of(row), place)
-    return Verdict(row.location, _key(prompt), example, _label(row))
+    return Verdict(_key(prompt), example, _label(row))
 
 
 def _key(prompt: Sequence[Message]) -> str:
@@ -399,50 +388,24 @@ class EncodedVerdict:
 EncodedFeedback = EncodedPair | EncodedVerdict
 
 
-class PairEncoder:
-    """Encodes feedback row by row; see `ExampleEncoder` for its attributes."""
+def encode_row(encoder: ExampleEncoder, row: FeedbackRow) -> list[EncodedFeedback]:
+    """Feedback as tokens, alone in a list; its one prompt is cut for the longest reply if need be.
 
-    def __init__(
-        self,
-        template: ChatTemplate,
-        tokenizer: Tokenizer,
-        length: int,
-        too_long: TooLong,
-        start: Sequence[int],
-    ) -> None:
-        self.length, self.too_long = length, too_long
-        self._whole = ExampleEncoder(template, tokenizer, sys.maxsize, "raise", start)
-        self._fitting = ExampleEncoder(template, tokenizer, length, too_long, start)
-
-    @property
-    def truncated(self) -> Counter[str]:
-        return self._fitting.truncated | self._whole.truncated
-
-    @property
-    def turns_left_out(self) -> int:
-        return self._fitting.turns_left_out
-
-    def encode(self, row: FeedbackRow) -> list[EncodedFeedback]:
-        """Raises ExampleTooLong, and BadRow when the template refuses the chat."""
-        return [row.encoded(self._encode(row.examples))]
-
-    def _encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
-        """The sequences with one prompt, which is cut for the longest if necessary."""
-        whole = [_last_reply(self._whole.encode(example)[-1]) for example in examples]
-        if max(len(sequence.ids) for sequence in whole) <= self.length:
-            return whole
-        replies = [_reply_tokens(sequence) for sequence in whole]
-        order = np.argsort(replies)[::-1].tolist()  # the longest reply decides how it is cut
-        cut = dict(enumerate(whole))
-        counted = Counter(self.truncated), self.turns_left_out
-        for number in order:
-            encoded = self._fitting.encode(examples[number], max(replies) - replies[number])
-            cut[number] = _last_reply(encoded[-1])
-            if number == order[0]:
-                counted = Counter(self.truncated), self.turns_left_out
-        # A cut of both counts as one row.
-        self._fitting.truncated, self._fitting.turns_left_out = counted
-        return [cut[number] for number in range(len(examples))]
+    Raises ExampleTooLong, and BadRow when the template refuses the chat.
+    """
+    sequences = [_last_reply(encoder.encode(e, sys.maxsize)[-1]) for e in row.examples]
+    if max(len(sequence.ids) for sequence in sequences) <= encoder.length:
+        return [row.encoded(sequences)]
+    replies = [_reply_tokens(sequence) for sequence in sequences]
+    order = np.argsort(replies)[::-1].tolist()  # the longest reply decides how it is cut
+    for number in order:
+        length = encoder.length - (max(replies) - replies[number])
+        sequences[number] = _last_reply(encoder.encode(row.examples[number], length)[-1])
+        if number == order[0]:
+            counted = Counter(encoder.truncated), encoder.turns_left_out
+    # A cut of both counts as one row.
+    encoder.truncated, encoder.turns_left_out = counted
+    return [row.encoded(sequences)]
 
 
 def _last_reply(encoded: Encoded) -> Encoded:

@@ -3,8 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import date
+from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil
 from pathlib import Path
@@ -18,7 +17,7 @@ from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import OWN
 from chatapp.prompting.template import PLAIN, TEMPLATES
 from chatapp.rows.reading import BadRow, Row, RowTable, renamed, tables
-from finetune.config.sections import BadRows, ConfigError, Data, TooLong, TrainSource
+from finetune.config.sections import BadRows, ConfigError, Data, TrainSource
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
 from finetune.data.formats import FIELDS, Layout, detect, text_field
 from finetune.data.phrasings import Phrasings, load_phrasings
@@ -140,32 +139,19 @@ class EncodedExample(Protocol):
 Encodes = TypeVar("Encodes", bound=EncodedExample)
 
 
-class RowEncoder(Protocol[Encodes]):
-    """Converts the results of a layout to examples, and counts the shortened ones."""
-
-    @property
-    def too_long(self) -> TooLong: ...
-    @property
-    def truncated(self) -> Counter[str]: ...
-    @property
-    def turns_left_out(self) -> int: ...
-
-    def encode(self, example: Any) -> list[Encodes]:
-        """Raises ExampleTooLong and BadRow."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RowKind(Generic[Encodes]):
     """The kind of rows and the conversion to examples.
 
-    fields: those of all layouts. detect: the layout of a row. phrased: whether instruction
+    fields: those of all layouts. detect: the layout of a row. encode: makes examples of what the
+    layout reads, by the encoder; raises ExampleTooLong and BadRow. phrased: whether instruction
     templates can produce such a row.
     """
 
     fields: tuple[str, ...]
     detect: Callable[[Row], Layout[Any]]
-    encoder: RowEncoder[Encodes]
+    encoder: ExampleEncoder
+    encode: Callable[[ExampleEncoder, Any], list[Encodes]]
     phrased: bool = False
 
 
@@ -211,11 +197,6 @@ def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> 
     return own
 
 
-def on_day(template: ChatTemplate, day: date) -> ChatTemplate:
-    """A template that writes the date of that day."""
-    return replace(template, today=day)
-
-
 def length_of(data: Data, window: int) -> int:
     """Most tokens of an example. Raises ConfigError for more than the model's window."""
     length = min(window, LONGEST) if data.max_length is None else data.max_length
@@ -244,7 +225,8 @@ def encode_chats(
     """
     length = length_of(data, window)
     encoder = ExampleEncoder(template, tokenizer, length, data.too_long, start, has_encoder)
-    return encode_rows(data, RowKind(FIELDS, detect, encoder, phrased=True), seed)
+    kind = RowKind(FIELDS, detect, encoder, ExampleEncoder.encode, phrased=True)
+    return encode_rows(data, kind, seed)
 
 
 def encode_rows(data: Data, kind: RowKind[Encodes], seed: int) -> ExampleSets[Encodes]:
@@ -321,16 +303,14 @@ class _EncodedRow(Generic[Encodes]):
         return self.first[0].key
 
 
+@dataclass(frozen=True, slots=True)
 class _Reader(Generic[Encodes]):
     """Reads sources into the report, row by row; bad rows are raised or counted."""
 
-    def __init__(
-        self, kind: RowKind[Encodes], report: Report, bad_rows: BadRows, seed: int
-    ) -> None:
-        self.kind = kind
-        self.report = report
-        self.bad_rows = bad_rows
-        self.seed = seed
+    kind: RowKind[Encodes]
+    report: Report
+    bad_rows: BadRows
+    seed: int
 
     def read(self, source: TrainSource) -> Iterator[_EncodedRow[Encodes]]:
         if source.template and not self.kind.phrased:
@@ -363,7 +343,7 @@ class _Reader(Generic[Encodes]):
                     layout = layout or self.kind.detect(row)
                     examples = [layout.read(row)]
                 cluster = _cluster(row, source, phrasings)
-                phrased = [self.kind.encoder.encode(example) for example in examples]
+                phrased = [self.kind.encode(self.kind.encoder, e) for e in examples]
             except ExampleTooLong as error:
                 if self.kind.encoder.too_long == "raise":
                     raise ConfigError(

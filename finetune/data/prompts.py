@@ -4,20 +4,14 @@ Rows are those of `formats`, whose last reply is the reference that checks compa
 a prompt alone: its fields are those of a request, or a list of turns under `prompt`.
 """
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from chatapp.engine.model import Tokenizer
-from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message
 from chatapp.rows.reading import BadRow, Row
-from finetune.config.sections import TooLong
-from finetune.data.encoding import Encoded, ExampleEncoder, Span, last_response
+from finetune.data.encoding import ExampleEncoder, Span, last_response
 from finetune.data.formats import (
     CHAT_FIELDS,
-    FIELDS,
     Layout,
     TrainingExample,
     chat_example,
@@ -26,9 +20,6 @@ from finetune.data.formats import (
 )
 from finetune.data.preferences import prompt_fields, prompt_of
 from finetune.data.turns import Tools, chat_of, tools_of
-
-PROMPT_FIELDS = FIELDS
-"""The fields of all layouts of prompt rows."""
 
 # Templates render a reply only if there is one; the prompt does not depend on its text.
 _ANY_REPLY = Message("assistant", "-")
@@ -64,50 +55,22 @@ class EncodedPrompt:
         return self.key
 
 
-class PromptEncoder:
-    """Makes prompts of rows. length: the most tokens of a row, including its reply; start: see
-    `ChatEncoder`.
+def encode_prompt(encoder: ExampleEncoder, example: TrainingExample) -> list[EncodedPrompt]:
+    """The prompt of the last reply, alone in a list. encoder: its length includes the reply.
+
+    Raises ExampleTooLong and BadRow.
     """
-
-    def __init__(
-        self,
-        template: ChatTemplate,
-        tokenizer: Tokenizer,
-        length: int,
-        too_long: TooLong,
-        start: Sequence[int],
-    ) -> None:
-        self.rows = ExampleEncoder(template, tokenizer, length, too_long, start)
-
-    @property
-    def too_long(self) -> TooLong:
-        return self.rows.too_long
-
-    @property
-    def truncated(self) -> Counter[str]:
-        return self.rows.truncated
-
-    @property
-    def turns_left_out(self) -> int:
-        return self.rows.turns_left_out
-
-    def encode(self, example: TrainingExample) -> list[EncodedPrompt]:
-        """The prompt of the last reply. Raises ExampleTooLong and BadRow."""
-        encoded = self.rows.encode(example)[-1]
-        response = last_response(encoded.spans)
-        if example.text or not response.start:
-            raise BadRow(
-                "asks nothing",
-                f"{example.location}: a plain text has no question; expected a prompt",
-            )
-        return [self._prompt(example, encoded, response)]
-
-    def _prompt(self, example: TrainingExample, encoded: Encoded, response: slice) -> EncodedPrompt:
-        decode = self.rows.tokenizer.decode
-        prompt = slice(0, response.start)
-        written = encoded.ids[prompt][encoded.spans[prompt] == Span.PROMPT]
-        text = decode(written.tolist()).strip()
-        return EncodedPrompt(
+    encoded = encoder.encode(example)[-1]
+    prompt = slice(0, last_response(encoded.spans).start)
+    if example.text or not prompt.stop:
+        raise BadRow(
+            "asks nothing",
+            f"{example.location}: a plain text has no question; expected a prompt",
+        )
+    written = encoded.ids[prompt][encoded.spans[prompt] == Span.PROMPT]
+    text = encoder.tokenizer.decode(written.tolist()).strip()
+    return [
+        EncodedPrompt(
             encoded.ids[prompt].tolist(),
             text,
             example.messages[:-1] or (Message("user", text),),
@@ -115,6 +78,7 @@ class PromptEncoder:
             encoded.key,
             encoded.content,
         )
+    ]
 
 
 def detect_prompt(row: Row) -> Layout[TrainingExample]:

@@ -36,8 +36,10 @@ from chatapp.engine.model import PieceTokenizer, Tokenizer
 from finetune.config.objectives import GrpoSettings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors, TrainingRows, collate
+from finetune.data.encoding import ExampleEncoder
+from finetune.data.formats import FIELDS
 from finetune.data.preparation import RowKind, encode_rows, length_of
-from finetune.data.prompts import PROMPT_FIELDS, EncodedPrompt, PromptEncoder, detect_prompt
+from finetune.data.prompts import EncodedPrompt, detect_prompt, encode_prompt
 from finetune.objectives.l3 import ChatEvaluator
 from finetune.objectives.log_probs import reply_sums, token_log_probs
 from finetune.objectives.objective import (
@@ -127,8 +129,8 @@ class Grpo(Objective):
             )
         rewards = Rewards(settings.rewards)
         length = length_of(data, text.window)
-        encoder = PromptEncoder(template, tokenizer, length, data.too_long, start)
-        kind = RowKind(PROMPT_FIELDS, detect_prompt, encoder, phrased=True)
+        encoder = ExampleEncoder(template, tokenizer, length, data.too_long, start)
+        kind = RowKind(FIELDS, detect_prompt, encoder, encode_prompt, phrased=True)
         prepared = encode_rows(data, kind, config.seed)
         for prompts in (prepared.train, *prepared.held_out.values()):
             rewards.check_references(prompts)

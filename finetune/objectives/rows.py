@@ -50,9 +50,9 @@ from finetune.data.batches import (
     pack,
     response_labels,
 )
-from finetune.data.encoding import Encoded, Span
+from finetune.data.encoding import Encoded, ExampleEncoder, Span
 from finetune.data.formats import Layout
-from finetune.data.preferences import FIELDS, EncodedFeedback, FeedbackRow, PairEncoder
+from finetune.data.preferences import FIELDS, EncodedFeedback, FeedbackRow, encode_row
 from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
 from finetune.objectives.log_probs import token_log_probs
 from finetune.objectives.objective import (
@@ -171,8 +171,8 @@ def encode_feedback(
     """The feedback rows of a configuration as tokens. Raises ConfigError."""
     data = config.data
     length = length_of(data, text.window)
-    encoder = PairEncoder(text.chat_template, text.tokenizer, length, data.too_long, text.start)
-    return encode_rows(data, RowKind(FIELDS, detect, encoder), config.seed)
+    encoder = ExampleEncoder(text.chat_template, text.tokenizer, length, data.too_long, text.start)
+    return encode_rows(data, RowKind(FIELDS, detect, encoder, encode_row), config.seed)
 
 
 Sides = tuple[Sequence[Encoded], Sequence[Encoded], Sequence[float]]

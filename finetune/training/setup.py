@@ -9,7 +9,7 @@ whichever checkpoint follows.
 import json
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -33,7 +33,7 @@ from chatapp.engine.models.resolving import find_model
 from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.prompting.chat_template import ChatTemplate
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.preparation import choose_template, on_day
+from finetune.data.preparation import choose_template
 from finetune.objectives.l3 import encoder_end
 from finetune.objectives.objective import (
     ModelText,
@@ -137,7 +137,8 @@ def set_up_run(
         raise ModelError(f"{config.model}: the tokenizer names no end-of-text token to teach")
     template = None
     if kind.uses_template:
-        template = on_day(choose_template(config.data, files, tokenizer.special), begun)
+        template = choose_template(config.data, files, tokenizer.special)
+        template = replace(template, today=begun)
     model = _load(config, files, device)
     _check_model(config, files, model, tokenizer, template)
     fuse_activations(model)

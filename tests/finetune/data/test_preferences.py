@@ -8,14 +8,14 @@ from fakes import WordTokenizer
 from chatapp.prompting.template import CHAT
 from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import ConfigError, Data
-from finetune.data.encoding import Span
+from finetune.data.encoding import ExampleEncoder, Span
 from finetune.data.preferences import (
     FIELDS,
     EncodedVerdict,
-    PairEncoder,
     Preference,
     detect_feedback,
     detect_preference,
+    encode_row,
 )
 from finetune.data.preparation import RowKind, encode_rows
 
@@ -143,7 +143,7 @@ def test_a_bad_verdict_is_one_sentence(fields, words):
 
 
 def encoder(length=100, too_long="raise"):
-    return PairEncoder(CHAT, WordTokenizer(), length, too_long, ())
+    return ExampleEncoder(CHAT, WordTokenizer(), length, too_long)
 
 
 def preference(**fields):
@@ -154,7 +154,7 @@ def preference(**fields):
 
 def test_of_a_chat_the_last_reply_alone_is_learnt():
     history = [USER, YOU, {"role": "user", "content": "Really who?"}]
-    (pair,) = encoder().encode(preference(prompt=history, chosen=[ME], rejected=[YOU]))
+    (pair,) = encode_row(encoder(), preference(prompt=history, chosen=[ME], rejected=[YOU]))
     for encoded in (pair.chosen, pair.rejected):
         learnt = (encoded.spans == Span.RESPONSE).nonzero()[0]
         assert learnt.tolist() == list(range(learnt[0], len(encoded.ids)))
@@ -167,10 +167,10 @@ def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long):
     long = {"role": "user", "content": " ".join(f"word{n}" for n in range(40))}
     history = [long, YOU, USER] if too_long == "truncate-history" else [long]
     fields = {"prompt": history, "chosen": "One two three four five six.", "rejected": "No."}
-    (whole,) = encoder(200).encode(preference(**fields))
+    (whole,) = encode_row(encoder(200), preference(**fields))
     limit = 45 if too_long == "truncate-prompt" else 60
     shortening = encoder(limit if len(whole.chosen.ids) > limit else 40, too_long)
-    (pair,) = shortening.encode(preference(**fields))
+    (pair,) = encode_row(shortening, preference(**fields))
     assert len(pair.chosen.ids) <= shortening.length
     prompts = [e.ids[e.spans != Span.RESPONSE].tolist() for e in (pair.chosen, pair.rejected)]
     assert prompts[0] == prompts[1]
@@ -180,7 +180,7 @@ def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long):
 def prepared(path, rows, **data):
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     settings = Data.model_validate({"train": str(path), **data})
-    return encode_rows(settings, RowKind(FIELDS, detect_feedback, encoder()), 0)
+    return encode_rows(settings, RowKind(FIELDS, detect_feedback, encoder(), encode_row), 0)
 
 
 def test_a_prompt_never_stands_on_both_sides(tmp_path):
@@ -207,7 +207,7 @@ def test_bad_rows_are_counted_and_the_others_kept(tmp_path):
 
 
 def test_a_preference_is_two_verdicts():
-    (pair,) = encoder().encode(preference(prompt="Who?", **TEXTS))
+    (pair,) = encode_row(encoder(), preference(prompt="Who?", **TEXTS))
     verdicts = pair.verdicts
     assert [each.desirable for each in verdicts] == [True, False]
     assert all(isinstance(each, EncodedVerdict) for each in verdicts)
