@@ -25,8 +25,8 @@ Shape = dict[str, int]
 GPT2: Shape = {"width": 768, "layers": 12, "heads": 12, "inner": 3072, "words": 50257}
 
 
-def write_shape(path: Path, kind: str, shape: Shape) -> None:
-    """A GGUF file of a GPT-2 with random weights."""
+def write_shape(path: Path, shape: Shape) -> None:
+    """A GGUF file of a GPT-2 with random weights in float32."""
     import gguf
     import numpy as np
 
@@ -48,9 +48,8 @@ def write_shape(path: Path, kind: str, shape: Shape) -> None:
     writer.add_eos_token_id(len(names) - 1)
     draw = np.random.default_rng(0)
 
-    def matrix(name: str, rows: int, columns: int, as_kind: str = kind) -> None:
-        weights = draw.standard_normal((rows, columns), np.float32) * 0.02
-        add_matrix(writer, name, weights, as_kind)
+    def matrix(name: str, rows: int, columns: int) -> None:
+        writer.add_tensor(name, draw.standard_normal((rows, columns), np.float32) * 0.02)
 
     def vector(name: str, size: int, value: float) -> None:
         writer.add_tensor(name, np.full(size, value, np.float32))
@@ -65,7 +64,7 @@ def write_shape(path: Path, kind: str, shape: Shape) -> None:
 
     matrix("token_embd.weight", shape["words"], width)
     norm("output_norm")
-    matrix("position_embd.weight", 1024, width, "f32")
+    matrix("position_embd.weight", 1024, width)
     for layer in range(shape["layers"]):
         block = f"blk.{layer}."
         norm(f"{block}attn_norm")
@@ -74,42 +73,6 @@ def write_shape(path: Path, kind: str, shape: Shape) -> None:
         product(f"{block}attn_output", width, width)
         product(f"{block}ffn_up", inner, width)
         product(f"{block}ffn_down", width, inner)
-    _finish(writer)
-
-
-def add_matrix(writer: Any, name: str, weights: Any, kind: str) -> None:
-    """A matrix as f32, q8_0 or q4_0; in q4_0 the output matrix is q8_0, as it is in int4 here."""
-    import gguf
-
-    kind = "q8_0" if kind == "q4_0" and name == "token_embd.weight" else kind
-    stored = gguf.GGMLQuantizationType[kind.upper()]
-    writer.add_tensor(name, gguf.quantize(weights, stored), raw_dtype=stored)
-
-
-def convert(source: Path, path: Path, kind: str) -> None:
-    """A GGUF file with its matrices stored as another kind."""
-    import gguf
-    import numpy as np
-
-    reader = gguf.GGUFReader(source)
-    fields = reader.fields
-    writer = gguf.GGUFWriter(path, fields["general.architecture"].contents())
-    for name, field in fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        is_list = field.types[0] == gguf.GGUFValueType.ARRAY
-        items = field.types[-1] if is_list else None
-        writer.add_key_value(name, field.contents(), field.types[0], sub_type=items)
-    for tensor in reader.tensors:
-        weights = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if weights.ndim == 2 and tensor.name != "position_embd.weight":
-            add_matrix(writer, tensor.name, weights, kind)
-        else:
-            writer.add_tensor(tensor.name, weights)
-    _finish(writer)
-
-
-def _finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -198,33 +161,7 @@ def transformers(path: Path, precision: str) -> Answer:
     return answer
 
 
-def llama_cpp(path: Path, threads: str) -> Answer:
-    """llama.cpp by the wheel `xllamacpp`, with its own clock."""
-    import xllamacpp
-
-    options = xllamacpp.CommonParams()
-    options.model.path = str(path)
-    options.n_ctx = 1024
-    options.n_parallel = 1
-    for part in (options.cpuparams, options.cpuparams_batch):
-        part.n_threads = int(threads)
-    server = xllamacpp.Server(options)
-
-    def answer(request: dict[str, Any]) -> Any:
-        done: Any = server.handle_completions(
-            {
-                "prompt": request.get("reply") or request["prompt"],
-                "n_predict": request.get("new", 1),
-                **{"temperature": 0, "ignore_eos": True, "cache_prompt": False},
-            }
-        )
-        clock = done["timings"]
-        return clock["prompt_ms" if "prompt" in request else "predicted_per_token_ms"] / 1000
-
-    return answer
-
-
-PROGRAMS = {each.__name__: each for each in (chatapp, replies, transformers, llama_cpp)}
+PROGRAMS = {each.__name__: each for each in (chatapp, replies, transformers)}
 
 
 class Rival:

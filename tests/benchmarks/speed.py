@@ -22,10 +22,9 @@ from statistics import median, quantiles
 from aiohttp import ClientError, ClientSession, TCPConnector
 from completions_server import closed_port
 from measure import ROOT, SMOLLM2, Table, is_tiny, models, run_chatapp, sized
-from rivals import GPT2, Rival, convert, text, write_shape
+from rivals import GPT2, Rival, text, write_shape
 from tiny import write_tiny_gpt2
 
-KINDS = {"int8": "q8_0", "int4": "q4_0", "float32": "f32"}
 SHAPE = sized(GPT2, {"width": 32, "layers": 1, "heads": 2, "inner": 64, "words": 400})
 PAUSE = sized(0.3, 0.0)
 """Seconds before each turn: llama.cpp's threads keep cores busy for a while."""
@@ -52,7 +51,7 @@ def models_table() -> Table:
     rounds, rows = sized(3, 1), []
     with tempfile.TemporaryDirectory() as folder:
         gpt2 = Path(folder, "gpt2.gguf")
-        write_shape(gpt2, "f32", SHAPE)
+        write_shape(gpt2, SHAPE)
         for name, source in ({"gpt2, random weights": str(gpt2)} | models()).items():
             speeds = []
             for precision in ("int8", "int4"):
@@ -78,8 +77,8 @@ def tokens_table() -> Table:
     rounds, rows = sized(5, 1), []
     with tempfile.TemporaryDirectory() as folder:
         for name in (*sized(tuple(models()), ()), "GPT-2 124M, random"):
-            for precision, kind in sized(KINDS, {"int8": "q8_0"}).items():
-                path = _file_of(Path(folder), name, kind)
+            path = _file_of(Path(folder), name)
+            for precision in sized(("int8", "int4", "float32"), ("int8",)):
                 found = _timed(path, precision, rounds)
                 cells = []
                 for what in ("token", "prompt"):
@@ -136,52 +135,56 @@ def replies_table() -> Table:
     return Table(("", *ways, "chosen / best fixed"), rows, count)
 
 
-def _file_of(folder: Path, model: str, kind: str) -> Path:
-    """A GGUF file of the model in a precision."""
-    path = folder / f"{model}.{kind}.gguf"
-    if model not in models():
-        write_shape(path, kind, SHAPE)
-        return path
-    source = SMOLLM2
+def _file_of(folder: Path, model: str) -> Path:
+    """A file of the model."""
+    path = folder / f"{model}.gguf"
     if model == "bundled":
-        source = folder / "bundled.gguf"
-        run_chatapp("models", "export", "bundled", str(source), "--type", "f32", "--force")
-    convert(source, path, kind)
-    return path
+        run_chatapp("models", "export", "bundled", str(path), "--type", "f32", "--force")
+    elif model not in models():
+        write_shape(path, SHAPE)
+    return path if path.exists() else SMOLLM2
 
 
 def _timed(path: Path, precision: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Figures by kind of work and program."""
+    from chatapp.engine.files.model_files import ModelFiles
+    from chatapp.tasks.evaluation.peer import PACKAGE, llama_cpp
+
     prompt, new, long = sized((32, 48, 512), (8, 2, 16))
-    rivals = {
-        "chatapp": Rival("chatapp", path, precision),
-        "transformers": Rival("transformers", path, "float32"),
-        **{f"llama.cpp {n}": Rival("llama_cpp", path, str(n)) for n in sized((1, 2), ())},
-    }
     found: defaultdict[str, defaultdict[str, list[float]]]
     found = defaultdict(lambda: defaultdict(list))
-    try:
+    with ExitStack() as stack:
+        rivals = {"chatapp": Rival("chatapp", path, precision)}
+        rivals["transformers"] = Rival("transformers", path, "float32")
+        for rival in rivals.values():
+            stack.callback(rival.close)
+        peer = None
+        if find_spec(PACKAGE) and not is_tiny():
+            peer = stack.enter_context(llama_cpp(ModelFiles.read(path), precision, 2))
         assert rivals["chatapp"].is_there
         for turn in range(rounds + 1):
+            short, whole = text(prompt, turn), text(long, 100 + turn)
+            figures = {}
             for name, rival in rivals.items():
-                if not rival.is_there:
-                    continue
-                time.sleep(PAUSE)
-                reply = 1000 * rival.ask(reply=text(prompt, turn), new=new)
-                read = rival.ask(prompt=text(long, 100 + turn))
-                if turn:  # the first turn warms up
+                if rival.is_there:
+                    time.sleep(PAUSE)
+                    figures[name] = 1000 * rival.ask(reply=short, new=new), rival.ask(prompt=whole)
+            together = rivals["chatapp"].ask(eight=short, new=new)
+            if peer:
+                replies, reads = peer.seconds(short, new), peer.seconds(whole, 1)
+                for threads, ((_, reply), (read, _)) in enumerate(
+                    zip(replies, reads, strict=True), 1
+                ):
+                    figures[f"llama.cpp {threads}"] = 1000 * reply / new, read
+            if turn:  # the first turn warms up
+                for name, (reply, read) in figures.items():
                     found["token"][name].append(reply)
                     found["prompt"][name].append(read)
-            together = rivals["chatapp"].ask(eight=text(prompt, turn), new=new)
-            if turn:
-                found["eight"]["chatapp"].append(together * found["token"]["chatapp"][-1] / 1000)
-    finally:
-        for rival in rivals.values():
-            rival.close()
-    for figures in found.values():
-        both = [figures.pop(name) for name in list(figures) if name.startswith("llama.cpp")]
+                found["eight"]["chatapp"].append(together * figures["chatapp"][0] / 1000)
+    for work in found.values():
+        both = [work.pop(name) for name in list(work) if name.startswith("llama.cpp")]
         if both:
-            figures["llama.cpp"] = min(both, key=median)
+            work["llama.cpp"] = min(both, key=median)
     return found
 
 
@@ -231,7 +234,7 @@ def _servers(source: Path, folder: Path) -> dict[str, tuple[list[str], str]]:
     if find_spec("xllamacpp") and not is_tiny():
         for kind in kinds.values():
             path = folder / f"{kind}.gguf"
-            convert(source, path, kind)
+            run_chatapp("models", "export", str(source), str(path), "--type", kind, "--force")
             commands[f"llama.cpp, {kind}"] = (
                 [sys.executable, "-c", LLAMA_CPP, str(path)],
                 str(path),
