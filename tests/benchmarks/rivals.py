@@ -40,10 +40,10 @@ def write_shape(path: Path, shape: Shape) -> None:
     writer.add_layer_norm_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    names = [f"t{id}" for id in range(shape["words"])]
+    names = ["a", "b", "ab", *(f"t{id}" for id in range(3, shape["words"]))]
     writer.add_token_list(names)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(names))
-    writer.add_token_merges(["t0 t1"])
+    writer.add_token_merges(["a b"])
     writer.add_bos_token_id(len(names) - 1)
     writer.add_eos_token_id(len(names) - 1)
     draw = np.random.default_rng(0)
