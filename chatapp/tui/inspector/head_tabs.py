@@ -43,7 +43,7 @@ class WhyView(CloserView):
     hint = "← → choose a token · Tab, arrows: a head · Space: off, on"
     formula = Why.formula
 
-    _why: Why | None = None
+    _view: Why | None = None
     _note = ""
 
     def legend(self) -> Content:
@@ -62,19 +62,9 @@ class WhyView(CloserView):
         text.show(look.tokens.texts, max(0, min(look.start, len(look.tokens.texts)) - 1))
         self._choose()
 
-    @property
-    def cell(self) -> tuple[int, int] | None:
-        return self.query_one(HeatMap).cell
-
-    def views(self) -> Sequence[View]:
-        return [self._why] if self._why is not None else []
-
-    def on_unmount(self) -> None:
-        self._why = None  # which holds the model
-
     @on(TokenText.Moved)
     def _choose(self) -> None:
-        session, self._why = self._conversation.session, None
+        session, self._view = self._conversation.session, None
         if self._look.trace is None or session is None:
             self.failed(self._look.reason)
             return
@@ -89,7 +79,7 @@ class WhyView(CloserView):
         self.query_one("#why-parts", Static).update("")
 
     def _computed(self, why: Why) -> None:
-        self._why, heat = why, self.query_one(HeatMap)
+        self._view, heat = why, self.query_one(HeatMap)
         if heat.cell is None:  # Space works at once on the head with the largest share
             best = max(why.order, key=lambda part: abs(part.share) * part.name[-1].isdigit())
             layer, _, head = best.name.partition(".")
@@ -102,7 +92,7 @@ class WhyView(CloserView):
         self._draw()
 
     def _measured(self, why: Why) -> None:
-        self._why, self._note = why, ""
+        self._view, self._note = why, ""
         self._draw()
 
     @Action("Switch this head off in the chat, or on", "space", name="switch_head")
@@ -112,7 +102,7 @@ class WhyView(CloserView):
 
     @on(HeatMap.Chosen)
     def _draw(self) -> None:
-        why = self._why
+        why = self._view
         if why is None:
             return
         heat = self.query_one(HeatMap)
@@ -134,9 +124,9 @@ class WhyView(CloserView):
 
     def _list_parts(self) -> None:
         """All parts, the largest first."""
-        if self._why is not None:
+        if self._view is not None:
             width = max(20, self.query_one("#why-scroll").size.width - 1)
-            rows = drawn_blocks([self._why.table()], width)
+            rows = drawn_blocks([self._view.table()], width)
             self.query_one("#why-parts", Static).update(Group(*rows))
 
 
@@ -171,10 +161,6 @@ class AttentionView(CloserView):
         yield HeatMap()
         with VerticalScroll(can_focus=True, id="attention-lines"):
             yield Static(id="attention-lines-text", markup=False)
-
-    @property
-    def cell(self) -> tuple[int, int] | None:
-        return self.query_one(HeatMap).cell
 
     @property
     def _chosen(self) -> Attention | None:
@@ -321,10 +307,6 @@ class HeadsView(CloserView):
         yield HeatMap()
         with VerticalScroll(can_focus=True, id="heads-scroll"):
             yield Static(id="heads-texts", markup=False)
-
-    @property
-    def cell(self) -> tuple[int, int] | None:
-        return self.query_one(HeatMap).cell
 
     def views(self) -> Sequence[View]:
         return [it for it in (self._scores, self._strongest) if it is not None]

@@ -1,6 +1,5 @@
 """The inspector's tab that patches between two texts: which states carry their difference."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from textual.widgets import Static
 from chatapp.common.userfiles import UserError
 from chatapp.lab.drawing.blocks import Map
 from chatapp.lab.drawing.console import drawn_blocks
-from chatapp.lab.view import View, token_of
+from chatapp.lab.view import token_of
 from chatapp.lab.views.patch_view import Patches, compare
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.token_choice import HeatMap, TokenText
@@ -60,15 +59,11 @@ class CompareView(InspectorTab):
     CompareView.-single HeatMap { display: none; }
     """
     hint = "Enter: another token · v: next version · d: direction · e: measure after this"
-    formula = (
-        "restored = (LD patched - LD corrupt) / (LD clean - LD corrupt), LD the difference of the "
-        "logits of the two likeliest answers; Heimersheim and Nanda 2024, arXiv 2404.15255; Zhang "
-        "and Nanda 2024, arXiv 2309.16042."
-    )
+    formula = Patches.formula
 
     _end = 0
     _direction: "Direction" = "restore"
-    _patches: Patches | None = None
+    _view: Patches | None = None
 
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
         super().__init__(conversation, id=id)
@@ -91,19 +86,13 @@ class CompareView(InspectorTab):
         self.query_one(TokenText).show(look.tokens.texts, self._end)
         self._measure()
 
-    def views(self) -> Sequence[View]:
-        return [self._patches] if self._patches is not None else []
-
-    def on_unmount(self) -> None:
-        self._patches = None  # which holds the model
-
     def on_resize(self) -> None:
         self._draw()
 
     def _measure(self) -> None:
         """Measure the patches between the two texts, if they differ."""
         look, session = self._look, self._conversation.session
-        self._patches, self._wanted = None, None
+        self._view, self._wanted = None, None
         if look.trace is None or session is None:
             self.failed(look.reason)
             return
@@ -121,7 +110,7 @@ class CompareView(InspectorTab):
         self.measure("Measuring the patches", work, self._measured)
 
     def _measured(self, patches: Patches) -> None:
-        self._patches = patches
+        self._view = patches
         self._draw()
 
     def failed(self, reason: str) -> None:
@@ -195,7 +184,7 @@ class CompareView(InspectorTab):
             versions = session.chat.store.siblings(message.id)
             return read(session, versions[message.sibling % len(versions)].id)
 
-        self.measure("PromptReading the version", work, self._compare_with)
+        self.measure("Reading the version", work, self._compare_with)
 
     def _compare_with(self, reading: "PromptReading") -> None:
         """Compare with another version, as far as the shorter one goes."""
@@ -209,7 +198,7 @@ class CompareView(InspectorTab):
 
     @on(HeatMap.Chosen)
     def _draw(self) -> None:
-        patches = self._patches
+        patches = self._view
         if patches is None:
             return
         self.remove_class("-single")

@@ -236,11 +236,8 @@ class PromptView(CloserView):
     PromptView #prompt-legend { margin-bottom: 1; }
     PromptView #prompt-notes, PromptView #prompt-parts { margin-top: 1; }
     """
-    _prompt: PromptText | None = None
+    _view: PromptText | None = None
     formula = PromptText.formula
-
-    def views(self) -> Sequence[View]:
-        return [] if self._prompt is None else [self._prompt]
 
     def compose(self) -> ComposeResult:
         yield Static(id="prompt-sentence", markup=False)
@@ -255,8 +252,8 @@ class PromptView(CloserView):
         self._look, reading = look, look.reading
         segments = (*look.segments, *(reading.segments if reading else ()))
         notes = _notes(reading) if reading else []
-        self._prompt = PromptText.of(segments, look.tokens.ids, look.tokens.texts)
-        sentence = self._prompt.reading
+        self._view = PromptText.of(segments, look.tokens.ids, look.tokens.texts)
+        sentence = self._view.reading
         self.query_one("#prompt-sentence", Static).update(Content.styled(sentence, "dim"))
         self.query_one("#prompt-legend", Static).update(legend(segments))
         self.query_one("#prompt-text", Static).update(colored(segments))
@@ -273,9 +270,9 @@ class PromptView(CloserView):
 
     def _list_parts(self) -> None:
         """A row for each part in the room below the text, and the numbers of a short one."""
-        if self._prompt is not None:
+        if self._view is not None:
             width = max(1, self.size.width - 2)
-            rows = [*drawn_blocks(self._prompt.lists(), width)]
+            rows = [*drawn_blocks(self._view.lists(), width)]
             self.query_one("#prompt-parts", Static).update(Group(*rows))
 
 

@@ -22,7 +22,7 @@ from chatapp.lab.views import VIEWS
 from chatapp.lab.views.text_views import Tokens
 from chatapp.prompting.messages import Segment
 from chatapp.prompting.template import in_a_sentence
-from chatapp.tui.inspector.token_choice import TokenText
+from chatapp.tui.inspector.token_choice import HeatMap, TokenText
 from chatapp.tui.platform.actions import Acting, Action
 
 if TYPE_CHECKING:
@@ -263,6 +263,8 @@ class InspectorTab(Acting, Vertical):
     _wanted: object | None = None
     """Stands for the measurement whose result is waited for."""
     _state = ""
+    _view: View | None = None
+    """What is shown, where that is one view."""
 
     @dataclass
     class GaveUp(Message):
@@ -345,7 +347,7 @@ class InspectorTab(Acting, Vertical):
             self.post_message(self.GaveUp(self))
 
     def on_unmount(self) -> None:
-        self._wanted = None
+        self._wanted = self._view = None  # a view may hold the model
 
     def legend(self) -> Content:
         """The meaning of its colours; empty when the tab shows it itself."""
@@ -357,7 +359,7 @@ class InspectorTab(Acting, Vertical):
 
     def views(self) -> Sequence[View]:
         """What is shown, for a file; none while there is nothing."""
-        return ()
+        return () if self._view is None else (self._view,)
 
     def take_focus(self) -> None:
         """Focus the first widget that accepts it."""
@@ -397,8 +399,9 @@ class CloserView(InspectorTab):
 
     @property
     def cell(self) -> tuple[int, int] | None:
-        """The chosen layer and head."""
-        return None
+        """The chosen layer and head; None in a tab without a map of them."""
+        maps = self.query(HeatMap)
+        return maps.first().cell if maps else None
 
     @property
     def position(self) -> int:
@@ -427,8 +430,6 @@ class CloseUpView(InspectorTab):
     BINDING_GROUP_TITLE = "Inspector: close-up"
     hint = "↑ ↓ scroll · Esc: back"
 
-    _view: View | None = None
-
     class Back(Message):
         """The user goes back to the tab."""
 
@@ -438,9 +439,6 @@ class CloseUpView(InspectorTab):
 
     def show(self, look: Look) -> None:
         """Another text has none of this."""
-
-    def views(self) -> Sequence[View]:
-        return [] if self._view is None else [self._view]
 
     def open(self, closer: LookCloser) -> None:
         """Compute a close-up and show it."""
@@ -459,9 +457,6 @@ class CloseUpView(InspectorTab):
 
     def on_resize(self) -> None:
         self._draw()
-
-    def on_unmount(self) -> None:
-        self._view = None
 
     def _draw(self) -> None:
         if self._view is not None:

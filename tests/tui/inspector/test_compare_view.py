@@ -41,7 +41,7 @@ async def test_it_patches_between_the_text_and_another(open_app, gpt2):
         await driver.press_and_rest("backspace")
         assert "Enter writes another token" in words(driver, "compare-detail")
         await driver.press_and_rest("v")
-        assert view._patches is None
+        assert view._view is None
 
 
 async def test_the_chosen_token_is_shared_by_the_tabs(open_app, gpt2):
