@@ -32,6 +32,7 @@ from chatapp.tui.inspector.view import Target
 from chatapp.tui.platform.actions import COMMAND, Acting, Action, ActionError, is_command
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import LibraryScreen, choice_of, choosable_names
+from chatapp.tui.screens.texts import PageScreen
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import CommandCompletion
 
@@ -197,7 +198,7 @@ class ChatActions(Acting, Screen[None]):
                 f"{name} {_shown(getattr(choices.sampling, name))} ({origin})"
                 for name, origin in choices.origins.items()
             )
-            self.widgets.show_page("Sampling settings", "\n".join(lines))
+            self.app.push_screen(PageScreen("Sampling settings", "\n".join(lines)))
             return
         # As in /compare, with the value after an equals sign.
         name, _, text = argument.replace("=", " ").partition(" ")

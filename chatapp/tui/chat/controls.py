@@ -532,10 +532,7 @@ class ReplyDisplay:
     def show_call(self, call: "Call", *, has_ended: bool) -> None:
         if self._view is None:
             return
-        if has_ended:
-            self._view.end_call(call)
-        else:
-            self._view.begin_call(call)
+        self._view.show_call(call, has_ended=has_ended)
         self._widgets.status.state = "thinking" if has_ended else RUNNING_TOOL
 
     async def end(self, finished: "Finished") -> None:

@@ -136,8 +136,10 @@ class LessonScreen(ChatScreen):
         await self.controls.open(None)
         self.widgets.prompt.empty()
         self._panel.focus()
-        if not step.input or (waits and not await self._is_here(step)):
+        if not step.input:
             return
+        if waits and not self._workshop.has_made(self._lesson.model_of(step)):
+            return  # a training is a part of the step's outcome
         if not await self._has_model(self._lesson.model_of(step)):
             return
         conversation = self.conversation
@@ -165,10 +167,6 @@ class LessonScreen(ChatScreen):
             # Not what may have been typed meanwhile.
             target = Target() if step.reply else Target(draft=step.input)
             await self.mount(Inspector(conversation, target, _opening(step)))
-
-    async def _is_here(self, step: Step) -> bool:
-        """Whether a step's model needs no training, which is a part of its outcome."""
-        return self._workshop.has_made(self._lesson.model_of(step))
 
     async def _has_model(self, name: str) -> bool:
         """Load a model unless it is loaded; False when that failed."""

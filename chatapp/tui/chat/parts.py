@@ -1,7 +1,7 @@
 """The parts of the chat screen and its notices, including the list of chats."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from textual import on, work
@@ -20,10 +20,10 @@ from chatapp.tui.events import Submitted
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Target
 from chatapp.tui.platform.actions import Acting, Action
+from chatapp.tui.platform.runtime import store_errors
 from chatapp.tui.screens.history import ChatChoice, FoundChats
-from chatapp.tui.screens.texts import PageScreen
 from chatapp.tui.widgets.approval import Approval
-from chatapp.tui.widgets.dialog import Field
+from chatapp.tui.widgets.dialog import Field, Notice
 from chatapp.tui.widgets.find import FindBar
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import CommandCompletions, Complete, PromptInput, QueuedMessages
@@ -54,7 +54,7 @@ class Sidebar(Acting, Vertical):
     def compose(self) -> ComposeResult:
         yield Static("Chats", classes="title")
         yield Field(placeholder="Type to search", compact=True)
-        yield Static(id="no-chats", markup=False)
+        yield Notice(id="no-chats")
         yield FoundChats()
 
     def follow(self, chat_id: int | None) -> None:
@@ -87,9 +87,7 @@ class Sidebar(Acting, Vertical):
                 chats.highlighted = ids.index(str(self._chat_id)) if is_listed else None
             if not count:
                 problem = "No chat has these words." if query.strip() else "No chats yet."
-        nothing = self.query_one("#no-chats", Static)
-        nothing.update(printable(problem))
-        nothing.display = bool(problem)
+        self.query_one(Notice).show(problem)
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
@@ -122,13 +120,13 @@ class ChatWidgets:
         self.sidebar = Sidebar(self._store)
         self._title = Static(id="title", markup=False)
         self.welcome = Welcome()
-        self._problem = Static(id="problem", markup=False)
+        self._problem = Notice(id="problem")
         self.refused = ""
         self.transcript = Transcript(kind)
         self.approval = Approval()
         self.find = FindBar()
         self.queued = QueuedMessages()
-        self.attached = Static(id="attached", markup=False)
+        self.attached = Notice(id="attached")
         self.completions = CommandCompletions()
         self.prompt = PromptInput(self.earlier_inputs, complete, take_back)
         self.status = StatusLine()
@@ -173,8 +171,7 @@ class ChatWidgets:
         refused: the text that is back in the prompt because of it, and goes with it.
         """
         self.refused = refused
-        self._problem.update(printable(problem))
-        self._problem.display = bool(problem)
+        self._problem.show(problem)
 
     def follow_prompt(self) -> None:
         """Remove a problem once its text has left the prompt. A correction begins like the text."""
@@ -223,17 +220,9 @@ class ChatWidgets:
         """Show a short notice."""
         self.prompt.notify(printable(words), markup=False)
 
-    def show_page(self, title: str, text: str) -> None:
-        """Show a text that is too long for a notice."""
-        self.prompt.app.push_screen(PageScreen(title, text))
-
-    @contextmanager
-    def store_errors(self) -> Iterator[None]:
+    def store_errors(self) -> AbstractContextManager[None]:
         """Show an error of the store instead of failing."""
-        try:
-            yield
-        except StoreError as error:
-            self.show_problem(str(error))
+        return store_errors(self.show_problem)
 
     def earlier_inputs(self) -> Sequence[str]:
         """The user's earlier inputs, oldest first."""

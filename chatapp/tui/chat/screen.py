@@ -19,7 +19,6 @@ from textual.app import ComposeResult
 from textual.events import Key, Paste
 from textual.widgets import OptionList
 
-from chatapp.common.foreign import printable
 from chatapp.common.paths import presets_path
 from chatapp.common.settings import Settings
 from chatapp.common.userfiles import UserError
@@ -123,8 +122,7 @@ class Attachments:
         if text == self._shown:
             if text:  # a message that is sent empties the prompt first
                 self._seen = frozenset(sizes)
-            self._widgets.attached.update(printable("\n".join(sizes.values())))
-            self._widgets.attached.display = bool(sizes)
+            self._widgets.attached.show("\n".join(sizes.values()))
 
     def _size(self, path: "Path") -> str:
         from chatapp.dialogue.documents.attachments import read_attachment

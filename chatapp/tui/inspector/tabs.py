@@ -28,7 +28,7 @@ from chatapp.tui.inspector.token_choice import (
     surprise,
 )
 from chatapp.tui.inspector.view import Branch, CloserView, InspectorTab, Look
-from chatapp.tui.widgets.dialog import MarkedOptions
+from chatapp.tui.widgets.dialog import MarkedOptions, Notice
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines
 
@@ -245,7 +245,7 @@ class PromptView(CloserView):
             yield Static(_OUTDATED, id="prompt-outdated")
             yield Static(id="prompt-legend")
             yield Static(id="prompt-text", markup=False)
-            yield Static(id="prompt-notes", markup=False)
+            yield Notice(id="prompt-notes")
             yield Static(id="prompt-parts", markup=False)
 
     def show(self, look: Look) -> None:
@@ -257,9 +257,7 @@ class PromptView(CloserView):
         self.query_one("#prompt-sentence", Static).update(Content.styled(sentence, "dim"))
         self.query_one("#prompt-legend", Static).update(legend(segments))
         self.query_one("#prompt-text", Static).update(colored(segments))
-        noted = self.query_one("#prompt-notes", Static)
-        noted.update(Content("\n").join(notes))
-        noted.display = bool(notes)
+        self.query_one(Notice).show(Content("\n").join(notes))
         self._list_parts()
         outdated = self.query_one("#prompt-outdated", Static)
         outdated.display = reading is not None and reading.outdated

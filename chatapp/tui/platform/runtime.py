@@ -18,11 +18,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from chatapp.common.foreign import printable
+from chatapp.dialogue.store.database import StoreError
 
 
 def mark(event: str) -> None:
@@ -53,6 +54,15 @@ def settle(*, is_switch: bool) -> None:
 def in_words(error: BaseException) -> str:
     """An error as a sentence for the user."""
     return str(error) or type(error).__name__
+
+
+@contextmanager
+def store_errors(show: Callable[[str], None]) -> Iterator[None]:
+    """Show an error of the store instead of failing."""
+    try:
+        yield
+    except StoreError as error:
+        show(str(error))
 
 
 GRACE = 0.6

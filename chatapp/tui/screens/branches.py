@@ -15,7 +15,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.tui.platform.actions import Action
-from chatapp.tui.widgets.dialog import Dialog, PlainOptions
+from chatapp.tui.widgets.dialog import Dialog, Notice, PlainOptions
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.message_parts import TextBody
 
@@ -41,6 +41,10 @@ def in_order(messages: Sequence[StoredMessage]) -> Iterator[tuple[StoredMessage,
         ]
 
 
+def _line(message: StoredMessage) -> str:
+    return " ".join(printable(message.text[:_LINE]).split()) or "(empty)"
+
+
 class BranchScreen(Dialog[int | None]):
     """Returns the id of the message to show, or None."""
 
@@ -56,11 +60,10 @@ class BranchScreen(Dialog[int | None]):
         with Vertical(classes="dialog"):
             yield Static("Branches", classes="title")
             yield PlainOptions()
-            yield Static(id="nothing", markup=False)
+            yield Notice(id="nothing")
             yield Static("● is shown now · Enter goes to a message · Esc closes", classes="hint")
 
     def on_mount(self) -> None:
-        self.query_one("#nothing").display = False
         self._fill()
 
     @work
@@ -69,9 +72,7 @@ class BranchScreen(Dialog[int | None]):
             messages = await asyncio.to_thread(self._store.tree, self._chat_id)
             path = await asyncio.to_thread(self._store.path, self._chat_id)
         except StoreError as error:
-            nothing = self.query_one("#nothing", Static)
-            nothing.update(printable(str(error)))
-            nothing.display = True
+            self.query_one(Notice).show(str(error))
             return
         shown = {message.id for message in path}
         rows = list(in_order(messages))
@@ -86,12 +87,11 @@ class BranchScreen(Dialog[int | None]):
 
     def _row(self, message: StoredMessage, forks: int, shown: bool) -> Content:
         version = f"‹ {message.sibling}/{message.siblings} › " if message.siblings > 1 else ""
-        text = " ".join(printable(message.text[:_LINE]).split()) or "(empty)"
         return Content.assemble(
             "  " * min(forks, _DEEPEST),
             ("● " if shown else "○ ", "$text-accent" if shown else "dim"),
             (f"{SPEAKERS[message.role]}  {version}", "bold"),
-            text,
+            _line(message),
         )
 
     @Action("Go to this message", "enter", name="choose")
@@ -130,13 +130,10 @@ class RankScreen(Dialog[list[int] | None]):
         options = self.query_one(OptionList)
         options.clear_options()
         options.add_options(
-            Option(Content(f"{number}  {self._line(reply)}"))
+            Option(Content(f"{number}  {_line(reply)}"))
             for number, reply in enumerate(self._replies, 1)
         )
         options.highlighted = index
-
-    def _line(self, reply: StoredMessage) -> str:
-        return " ".join(printable(reply.text[:_LINE]).split()) or "(empty)"
 
     @on(OptionList.OptionHighlighted)
     def _show_whole(self, event: OptionList.OptionHighlighted) -> None:

@@ -20,7 +20,7 @@ from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.turn import ReplyTurn, ShownReply
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.runtime import in_words
-from chatapp.tui.widgets.dialog import Field, LeftOnce, PlainOptions
+from chatapp.tui.widgets.dialog import Field, LeftOnce, Notice, PlainOptions
 from chatapp.tui.widgets.message import SPEAKERS, status_words
 from chatapp.tui.widgets.message_parts import TextBody
 from chatapp.tui.widgets.prompt import PromptInput
@@ -228,11 +228,10 @@ class CompareScreen(LeftOnce[ComparisonResult]):
         with Horizontal(id="sides"):
             yield from self._sides
         yield Static(id="difference")
-        yield Static(id="compare-problem", markup=False)
+        yield Notice(id="compare-problem")
         yield KeyBar()
 
     def on_mount(self) -> None:
-        self._show_problem("")
         self._describe()
         if isinstance(self._message, str):
             prompt = self.query_one(PromptInput)
@@ -321,9 +320,7 @@ class CompareScreen(LeftOnce[ComparisonResult]):
             return []
 
     def _show_problem(self, problem: str) -> None:
-        line = self.query_one("#compare-problem", Static)
-        line.update(printable(problem))
-        line.display = bool(problem)
+        self.query_one(Notice).show(problem)
 
     # Generating
 

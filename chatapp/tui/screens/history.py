@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,7 +19,8 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import ChatSummary, Hit
 from chatapp.tui.platform.actions import Acting, Action
-from chatapp.tui.widgets.dialog import Dialog, Field, PlainOptions
+from chatapp.tui.platform.runtime import store_errors
+from chatapp.tui.widgets.dialog import Dialog, Field, Notice, PlainOptions
 
 _MOST = 200
 _MATCH = re.compile("\x02([^\x02\x03]*)\x03")
@@ -150,7 +150,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
                 placeholder="Search titles and messages, or #tag", id="filter", compact=True
             )
             yield Field(id="title-field", compact=True)
-            yield Static(id="nothing", markup=False)
+            yield Notice(id="nothing")
             yield ChatList()
             yield Static(_HINT, classes="hint")
 
@@ -188,9 +188,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
         self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
 
     def _show_nothing(self, words: str) -> None:
-        nothing = self.query_one("#nothing", Static)
-        nothing.update(words)
-        nothing.display = bool(words)
+        self.query_one(Notice).show(words)
 
     @Action("Open", "enter", name="choose")
     @on(Input.Submitted, "#filter")
@@ -235,27 +233,21 @@ class HistoryScreen(Dialog[ChatChoice | None]):
     def action_rename(self) -> None:
         if (chat_id := self._chosen()) is None:
             return
-        try:
-            title = self._store.chat(chat_id).title
-        except StoreError as error:
-            self._show_nothing(str(error))
-            return
-        self._renamed = chat_id
-        self._title_field.value = title.replace("\n", " ")
-        self._title_field.display = True
-        self._title_field.focus()
-        self.query_one(".hint", Static).update(_RENAMING)
+        with store_errors(self._show_nothing):
+            self._title_field.value = self._store.chat(chat_id).title.replace("\n", " ")
+            self._renamed = chat_id
+            self._title_field.display = True
+            self._title_field.focus()
+            self.query_one(".hint", Static).update(_RENAMING)
 
     @on(Input.Submitted, "#title-field")
     def _rename(self, event: Input.Submitted) -> None:
         title = event.value.strip()
-        if (
-            self._renamed is not None
-            and title
-            and self._done(self._store.rename_chat, self._renamed, title)
-        ):
-            self._leave_rename()
-            self._find_again()
+        if self._renamed is not None and title:
+            with store_errors(self._show_nothing):
+                self._store.rename_chat(self._renamed, title)
+                self._leave_rename()
+                self._find_again()
 
     def _leave_rename(self) -> None:
         self._renamed = None
@@ -265,31 +257,21 @@ class HistoryScreen(Dialog[ChatChoice | None]):
 
     def action_archive(self) -> None:
         if (chat_id := self._chosen()) is not None:
-            try:
-                archived = self._store.chat(chat_id).archived
-            except StoreError as error:
-                self._show_nothing(str(error))
-                return
-            if self._done(self._store.set_archived, chat_id, not archived):
+            with store_errors(self._show_nothing):
+                self._store.set_archived(chat_id, not self._store.chat(chat_id).archived)
                 self._find_again()
 
     def action_delete(self) -> None:
-        chat_id = self._chosen()
-        if chat_id is not None and self._done(self._store.bin_chat, chat_id):
-            self._binned.append(chat_id)
-            self.query_one(".hint", Static).update(_DELETED)
-            self._find_again()
+        if (chat_id := self._chosen()) is not None:
+            with store_errors(self._show_nothing):
+                self._store.bin_chat(chat_id)
+                self._binned.append(chat_id)
+                self.query_one(".hint", Static).update(_DELETED)
+                self._find_again()
 
     def action_restore(self) -> None:
-        if self._binned and self._done(self._store.restore_chat, self._binned[-1]):
-            self._binned.pop()
-            self._find_again(0)
-
-    def _done(self, change: Callable[..., None], *values: object) -> bool:
-        """Whether the store could be changed; if not, the reason is shown."""
-        try:
-            change(*values)
-        except StoreError as error:
-            self._show_nothing(str(error))
-            return False
-        return True
+        if self._binned:
+            with store_errors(self._show_nothing):
+                self._store.restore_chat(self._binned[-1])
+                self._binned.pop()
+                self._find_again(0)

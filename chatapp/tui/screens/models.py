@@ -14,7 +14,7 @@ from chatapp.engine.models.known_models import KnownModel, advice, known_models
 from chatapp.tui.conversation.model_loading import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.platform.actions import Action
-from chatapp.tui.widgets.dialog import Dialog, Field, PlainOptions
+from chatapp.tui.widgets.dialog import Dialog, Field, Notice, PlainOptions
 
 if TYPE_CHECKING:
     from chatapp.engine.models.catalogue import ListedModel
@@ -66,7 +66,7 @@ class ModelScreen(Dialog[str | None]):
             options.can_focus = False  # the field keeps the focus; the list follows it
             yield options
             yield Static("Looking for models …", id="nothing", markup=False)
-            yield Static(id="getting", markup=False)
+            yield Notice(id="getting")
             yield ProgressBar(show_eta=False)
             yield Static(_HINT, classes="hint", id="keys")
 
@@ -197,8 +197,7 @@ class ModelScreen(Dialog[str | None]):
     def _tell(self, words: str, hint: str = _HINT) -> None:
         """Show a notice below the list, with its keys."""
         self._requested = None
-        self.query_one("#getting", Static).update(printable(words))
-        self.query_one("#getting", Static).display = bool(words)
+        self.query_one(Notice).show(words)
         self.query_one("#keys", Static).update(hint)
         if self._getting is None:
             self.query_one(ProgressBar).display = False

@@ -12,7 +12,7 @@ from textual.message_pump import MessagePump
 from textual.widgets import OptionList, Static
 
 from chatapp.tui.platform.actions import Acting, Action
-from chatapp.tui.widgets.dialog import PlainOptions
+from chatapp.tui.widgets.dialog import Notice, PlainOptions
 
 if TYPE_CHECKING:
     from chatapp.dialogue.chat import Decision
@@ -106,7 +106,7 @@ class Approval(Acting, Vertical):
 
     def compose(self) -> ComposeResult:
         yield self._page
-        yield Static(classes="more")
+        yield Notice(classes="more")
         yield self._options
 
     def ask(self, question: ToolQuestion) -> None:
@@ -128,9 +128,7 @@ class Approval(Acting, Vertical):
     def _tell_more(self) -> None:
         hints = ["PgDn scrolls"] if self._page.max_scroll_y else []
         hints += ["e shows all of it"] if self._is_cut else []
-        more = self.query_one(".more", Static)
-        more.update(" · ".join(hints))
-        more.display = bool(hints)
+        self.query_one(Notice).show(" · ".join(hints))
 
     @Action("Show all of a long call", "e", name="expand_call")
     def action_expand(self) -> None:

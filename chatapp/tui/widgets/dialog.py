@@ -1,4 +1,4 @@
-"""Screens over the chat, one-line inputs, and lists of choices.
+"""Screens over the chat, one-line inputs, notices, and lists of choices.
 
 Invariants: a dialog closes once; a second request before it is gone, such as a second Enter,
 changes nothing, and screens opened over it close with it. The value of a field never contains what
@@ -17,7 +17,7 @@ from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.strip import Strip
 from textual.style import Style
 from textual.visual import RenderOptions, Visual
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
@@ -63,6 +63,19 @@ class Field(Input):
 
     def validate_value(self, value: str) -> str:
         return printable(value)
+
+
+class Notice(Static):
+    """A sentence that takes room only while there is one."""
+
+    def __init__(self, words: str = "", *, id: str | None = None, classes: str = "") -> None:
+        super().__init__(words, id=id, classes=classes, markup=False)
+        self.display = bool(words)
+
+    def show(self, words: str | Content) -> None:
+        """Show another sentence; "" is none."""
+        self.update(printable(words) if isinstance(words, str) else words)
+        self.display = bool(words)
 
 
 _LEAST_WIDTH = 4

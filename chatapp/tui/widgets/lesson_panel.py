@@ -11,6 +11,7 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.tui.platform.actions import Acting, Action
+from chatapp.tui.widgets.dialog import Notice
 from chatapp.tui.widgets.rendered import in_rows
 
 _LONGEST = 200
@@ -59,7 +60,8 @@ class LessonPanel(Acting, Vertical, can_focus=True):
     def __init__(self) -> None:
         super().__init__(classes="-aside")
         self._question: str | None = None
-        self._waits = False
+        self.waits = False
+        """Whether the outcome waits for a guess."""
         self._guess = ""
         self._text = ""
 
@@ -67,7 +69,7 @@ class LessonPanel(Acting, Vertical, can_focus=True):
         yield Static(id="lesson-name", markup=False)
         yield Static(id="lesson-title", classes="title", markup=False)
         with VerticalScroll(can_focus=False):
-            yield Static(id="lesson-guess")
+            yield Notice(id="lesson-guess")
             yield Static(id="lesson-text", markup=False)
         yield Static(id="lesson-keys", markup=False)
 
@@ -75,9 +77,8 @@ class LessonPanel(Acting, Vertical, can_focus=True):
         self, name: str, title: str, text: str, question: str | None, guess: str | None
     ) -> None:
         """Show a step. question: to guess at before its outcome. guess: that was made before."""
-        self._question, self._waits, self._guess = question, bool(question), guess or ""
-        if guess is not None:
-            self._waits = False
+        self._question, self._guess = question, guess or ""
+        self.waits = bool(question) and guess is None
         self.query_one("#lesson-name", Static).update(printable(name))
         self.query_one("#lesson-title", Static).update(printable(title))
         self._text = text.strip()
@@ -87,40 +88,33 @@ class LessonPanel(Acting, Vertical, can_focus=True):
     def on_resize(self) -> None:
         self.call_after_refresh(self._show_guess)
 
-    @property
-    def waits(self) -> bool:
-        """Whether the outcome waits for a guess."""
-        return self._waits
-
     def _show_guess(self) -> None:
         # The text says what happens, so it waits, too.
         text = self.query_one("#lesson-text", Static)
-        text.update("" if self._waits else printable(self._text))
-        text.display = not self._waits
+        text.update("" if self.waits else printable(self._text))
+        text.display = not self.waits
         lines = []
         if self._question:
             lines.append(Content.styled(printable(self._question), "bold $text-warning"))
-            mark = "▏" if self._waits else ""
+            mark = "▏" if self.waits else ""
             label = "Your guess: "
-            if self._waits or self._guess:
+            if self.waits or self._guess:
                 lines.append(Content.assemble((label, "bold"), printable(self._guess), mark))
-        guess = self.query_one("#lesson-guess", Static)
-        guess.update(Content("\n").join(lines))
-        guess.display = bool(lines)
-        keys = "Type a guess, Enter shows what happens" if self._waits else "→ next step"
+        self.query_one(Notice).show(Content("\n").join(lines))
+        keys = "Type a guess, Enter shows what happens" if self.waits else "→ next step"
         words = f"{keys} · ← back · F6 the live screen · Esc Esc leaves"
         line = self.query_one("#lesson-keys", Static)
         line.update(in_rows(words, line.size.width))
 
     def on_key(self, event: Key) -> None:
-        if self._waits and event.is_printable and event.character:
+        if self.waits and event.is_printable and event.character:
             event.stop()
             event.prevent_default()
             self._write(event.character)
 
     def on_paste(self, event: Paste) -> None:
         event.stop()
-        if self._waits:
+        if self.waits:
             self._write(" ".join(event.text.split()))
 
     def _write(self, text: str) -> None:
@@ -129,13 +123,13 @@ class LessonPanel(Acting, Vertical, can_focus=True):
 
     @Action("Delete the last letter of the guess", "backspace", name="delete_letter")
     def action_delete(self) -> None:
-        if self._waits:
+        if self.waits:
             self._guess = self._guess[:-1]
             self._show_guess()
 
     @Action("Show what happens; again: do the step once more", "enter")
     def action_reveal(self) -> None:
-        self._waits = False
+        self.waits = False
         self._show_guess()
         self.post_message(self.Revealed(self._guess.strip()))
 

@@ -12,6 +12,7 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import local_time, printable
 from chatapp.engine.events import REPEATED
+from chatapp.tui.widgets.dialog import Notice
 from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
 from chatapp.tui.widgets.rendered import source_place
 
@@ -69,9 +70,7 @@ class Waiting(Vertical):
     def compose(self) -> ComposeResult:
         yield Static(SPEAKERS["user"], markup=False, classes="header")
         yield TextBody(self._text)
-        note = Static(self._words, markup=False, classes="note")
-        note.display = bool(self._words)
-        yield note
+        yield Notice(self._words, classes="note")
 
 
 class MessageView(Vertical, can_focus=True):
@@ -101,8 +100,8 @@ class MessageView(Vertical, can_focus=True):
         self._thoughts = Thoughts()
         self._calls = ToolCalls()
         self._body = TextBody(message.text)
-        self._note = Static(markup=False, classes="note")
-        self._sources = Static(markup=False, classes="sources")
+        self._note = Notice(classes="note")
+        self._sources = Notice(classes="sources")
         self._correction = Static(markup=False, classes="correction")
         self.show(message, note, feedback)
 
@@ -134,11 +133,9 @@ class MessageView(Vertical, can_focus=True):
             f"{'given' if source.number else 'left out'} {source_place(source)}"
             for source in message.sources
         )
-        self._sources.update("\n".join(places))
-        self._sources.display = bool(message.sources)
+        self._sources.show("\n".join(places))
         self.note = note
-        self._note.update(printable(note))
-        self._note.display = bool(note)
+        self._note.show(note)
         self._show_body()
 
     def show_time(self, time: bool) -> None:
@@ -231,14 +228,10 @@ class MessageView(Vertical, can_focus=True):
         self._thoughts.append(text, tokens)
         self.refresh_bindings()
 
-    def begin_call(self, call: "Call") -> None:
-        """Show that a tool is called."""
-        self._calls.begin(call)
+    def show_call(self, call: "Call", *, has_ended: bool) -> None:
+        """Show that a tool is called, or the result of the last call."""
+        self._calls.show_last(call, has_ended=has_ended)
         self.refresh_bindings()
-
-    def end_call(self, call: "Call") -> None:
-        """Show the result of the call."""
-        self._calls.end(call)
 
     @property
     def has_parts(self) -> bool:

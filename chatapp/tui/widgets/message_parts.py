@@ -198,13 +198,9 @@ class ToolCalls(Vertical):
         self._is_open = not self._is_open
         self._tell()
 
-    def begin(self, call: "Call") -> None:
-        """Show one more running call."""
-        self.show([*self._calls, call])
-
-    def end(self, call: "Call") -> None:
-        """Show the result of the last call."""
-        self.show([*self._calls[:-1], call])
+    def show_last(self, call: "Call", *, has_ended: bool) -> None:
+        """Show one more running call, or the result of the last one."""
+        self.show([*(self._calls[:-1] if has_ended else self._calls), call])
 
     def _tell(self) -> None:
         self._lines.update(printable("\n".join(map(self._describe_call, self._calls))))
