@@ -111,9 +111,7 @@ class _Search:
     def __init__(self, reading: Reading, contrast: Contrast, means: Reading) -> None:
         self._reading, self._contrast = reading, contrast
         self._values = {
-            part: means.mlps[part.layer].mean(0)
-            if part.head is None
-            else means.heads[part.layer, part.head].mean(0)
+            part: Edit.without(part).there(means).mean(0)
             for part in heads_and_mlps(reading.decoder)
         }
 

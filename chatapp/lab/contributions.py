@@ -15,8 +15,9 @@ part's information (2404.15255). Heads are changed before their projection. Head
 up, so that the effect of one alone understates it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,15 +73,20 @@ def effects(
     reading: Reading, contrast: Contrast, progress: Progress = no_progress
 ) -> dict[str, float]:
     """How much `contrast` falls without each head and each MLP: total effects by zero ablation."""
-    parts = list(heads_and_mlps(reading.decoder))
     before = float(contrast.of(reading.logits))
-    after = read_again(
-        reading,
-        [Edit.without(part) for part in parts],
-        lambda states: contrast.of(last_logits(reading.decoder, states)),
-        progress,
+    after = _without_each(
+        reading, lambda states: contrast.of(last_logits(reading.decoder, states)), progress
     )
-    return {str(p): before - value for p, value in zip(parts, after.tolist(), strict=True)}
+    return {name: before - value for name, value in after.items()}
+
+
+def _without_each(
+    reading: Reading, measure: Callable[[Tensor], Tensor], progress: Progress
+) -> dict[str, Any]:
+    """What `measure` gives without each head and each MLP alone, by name; see `read_again`."""
+    parts = list(heads_and_mlps(reading.decoder))
+    rows = read_again(reading, [Edit.without(part) for part in parts], measure, progress)
+    return dict(zip(map(str, parts), rows.tolist(), strict=True))
 
 
 def _parts(reading: Reading) -> tuple[list[str], Tensor]:
@@ -182,25 +188,23 @@ def effect_of(reading: Reading, contrast: Contrast, without: Interventions) -> E
     """What changes when several parts are off together."""
     changes = reading.changes.shifted(-len(reading.start)) + without
     changed = Reading(reading.decoder, reading.ids, reading.start, changes)
-    return _effect(without.words, reading.logits, changed.logits, contrast)
+    both = _measures(reading.logits, torch.stack([reading.logits, changed.logits]), contrast)
+    before, after = both.tolist()
+    return _effect(without.words, before, after)
 
 
 def effects_of_all(
     reading: Reading, contrast: Contrast, progress: Progress = no_progress
 ) -> list[Effect]:
     """What every head and every MLP does for a token, by zero ablation of each alone."""
-    parts = list(heads_and_mlps(reading.decoder))
-    rows = read_again(
+    whole = reading.logits
+    before = _measures(whole, whole[None], contrast)[0].tolist()
+    after = _without_each(
         reading,
-        [Edit.without(part) for part in parts],
-        lambda states: _measures(reading.logits, last_logits(reading.decoder, states), contrast),
+        lambda states: _measures(whole, last_logits(reading.decoder, states), contrast),
         progress,
     )
-    before = _measures(reading.logits, reading.logits[None], contrast)[0].tolist()
-    return [
-        Effect(str(part), logprob, logprob - before[0], difference, difference - before[1], kl)
-        for part, (logprob, difference, kl) in zip(parts, rows.tolist(), strict=True)
-    ]
+    return [_effect(name, before, values) for name, values in after.items()]
 
 
 def losses_without(
@@ -212,17 +216,9 @@ def losses_without(
     """
     if len(reading.ids) < 2:
         raise LabError("the loss of a text needs at least two tokens")
-    parts = list(heads_and_mlps(reading.decoder))
     before = float(_loss(reading, reading.states[-1][None])[0])
-    after = read_again(
-        reading,
-        [Edit.without(part) for part in parts],
-        lambda states: _loss(reading, states),
-        progress,
-    )
-    return before, {
-        str(part): loss - before for part, loss in zip(parts, after.tolist(), strict=True)
-    }
+    after = _without_each(reading, lambda states: _loss(reading, states), progress)
+    return before, {name: loss - before for name, loss in after.items()}
 
 
 def _loss(reading: Reading, states: Tensor) -> Tensor:
@@ -239,10 +235,10 @@ def _loss(reading: Reading, states: Tensor) -> Tensor:
     return torch.stack(losses)
 
 
-def _effect(name: str, before: Tensor, after: Tensor, contrast: Contrast) -> Effect:
-    rows = _measures(before, torch.stack([before, after]), contrast).tolist()
-    (logprob, difference, _), (changed, other, kl) = rows
-    return Effect(name, changed, changed - logprob, other, other - difference, kl)
+def _effect(name: str, before: Sequence[float], after: Sequence[float]) -> Effect:
+    """before, after: as `_measures` has them."""
+    logprob, difference, kl = after
+    return Effect(name, logprob, logprob - before[0], difference, difference - before[1], kl)
 
 
 def _measures(before: Tensor, after: Tensor, contrast: Contrast) -> Tensor:

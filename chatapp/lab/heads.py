@@ -108,7 +108,12 @@ def texts_of_head(
     progress: Progress = no_progress,
 ) -> tuple[HeadText, ...]:
     """The texts where a head is strongest, that first where it is most so. A weight on the first
-    token, which takes what a head has no use for, and on the token itself does not count."""
+    token, which takes what a head has no use for, and on the token itself does not count.
+
+    texts: the bundled sample by default. Raises UserError for a model that is not computed by this
+    program's decoder, for a head that it does not have, and for texts that are too short: a token
+    needs two before it.
+    """
     model = own_decoder(model)
     shape = model.decoder.architecture
     if not (0 <= layer < shape.layers and 0 <= head < shape.heads):

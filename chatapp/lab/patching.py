@@ -17,7 +17,7 @@ which patches put in a state equal to the one it replaces.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -90,15 +90,6 @@ class Patching:
     grids: tuple[PatchGrid, ...] = field(default=())
 
 
-def read_pair(clean: Reading, corrupt: Reading) -> None:
-    """Check that two texts can be patched. Raises LabError with both lengths."""
-    if len(clean.ids) != len(corrupt.ids):
-        raise LabError(
-            f"the two prompts have {len(clean.ids)} and {len(corrupt.ids)} tokens; patching needs "
-            "the same number, so that each token replaces one of the other prompt"
-        )
-
-
 def with_noise(clean: Reading, positions: Sequence[int], seed: int = 0) -> Reading:
     """The same text with noise on the embeddings of some tokens, from 0.
 
@@ -139,7 +130,11 @@ def patch(
     estimate: by one backward pass, with the largest `EXACT` of each grid measured. Raises LabError
     for prompts that cannot be patched.
     """
-    read_pair(clean, corrupt)
+    if len(clean.ids) != len(corrupt.ids):
+        raise LabError(
+            f"the two prompts have {len(clean.ids)} and {len(corrupt.ids)} tokens; patching needs "
+            "the same number, so that each token replaces one of the other prompt"
+        )
     base, source = (corrupt, clean) if direction == "restore" else (clean, corrupt)
     high, low = float(contrast.of(clean.logits)), float(contrast.of(corrupt.logits))
     is_divided = abs(high - low) >= SMALLEST
@@ -161,19 +156,21 @@ def patch(
 
 @dataclass(slots=True)
 class _Plan:
-    """The patches of a grid. differences: (layers, columns, …), what each puts in minus what is
-    there; measured: LD of each, NaN where it is neither measured nor estimated.
-    """
+    """The patches of a grid: each puts in what `source` has there. measured: LD of each."""
 
     kind: Literal["residual", "heads"]
     base: Reading
+    source: InitVar[Reading]
     edits: list[Edit]
     shape: tuple[int, int]
-    is_unchanged: Tensor
+    is_unchanged: Tensor = field(init=False)
     measured: Tensor = field(init=False)
     is_exact: Tensor = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, source: Reading) -> None:
+        self.edits = [replace(edit, value=edit.there(source)) for edit in self.edits]
+        unchanged = [_is_same(edit.value, edit.there(self.base)) for edit in self.edits]
+        self.is_unchanged = torch.tensor(unchanged)
         self.measured = torch.zeros(len(self.edits))
         self.is_exact = torch.zeros(len(self.edits), dtype=torch.bool)
 
@@ -181,25 +178,17 @@ class _Plan:
     def residual(cls, base: Reading, source: Reading) -> "_Plan":
         layers, first = base.decoder.architecture.layers, len(base.start)
         edits = [
-            Edit(layer, position=position, value=source.states[layer][position])
+            Edit(layer, position=position)
             for layer in range(layers)
             for position in range(first, base.tokens)
         ]
-        pairs = ((e, base.states[e.layer][e.position or 0]) for e in edits)
-        unchanged = torch.tensor([_is_same(e.value, there) for e, there in pairs])
-        return cls("residual", base, edits, (layers, len(base.ids)), unchanged)
+        return cls("residual", base, source, edits, (layers, len(base.ids)))
 
     @classmethod
     def heads(cls, base: Reading, source: Reading) -> "_Plan":
         shape = base.decoder.architecture
-        edits = [
-            Edit(layer, head=head, value=source.heads[layer, head])
-            for layer in range(shape.layers)
-            for head in range(shape.heads)
-        ]
-        pairs = ((e, base.heads[e.layer, e.head or 0]) for e in edits)
-        unchanged = torch.tensor([_is_same(e.value, there) for e, there in pairs])
-        return cls("heads", base, edits, (shape.layers, shape.heads), unchanged)
+        edits = [Edit(layer, head) for layer in range(shape.layers) for head in range(shape.heads)]
+        return cls("heads", base, source, edits, (shape.layers, shape.heads))
 
     def grid(self, low: float, high: float, direction: Direction, is_divided: bool) -> PatchGrid:
         values = self.measured - low if direction == "restore" else high - self.measured
@@ -276,13 +265,11 @@ def _estimates(
         for edit in plan.edits:
             if edit.head is None:
                 gradient = by_point[streams[edit.layer]]
-                there = base.states[edit.layer]
             else:
                 gradient = by_point[f"blocks.{edit.layer}.attention.head.{edit.head}"]
-                there = base.heads[edit.layer, edit.head]
             assert edit.value is not None
             assert gradient is not None
             where = slice(None) if edit.position is None else edit.position
-            values.append(float(((edit.value - there[where]) * gradient[0][where]).sum()))
+            values.append(float(((edit.value - edit.there(base)) * gradient[0][where]).sum()))
         changes.append(torch.tensor(values))
     return tuple(changes)

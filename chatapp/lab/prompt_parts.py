@@ -76,17 +76,13 @@ class Explained:
             against = against or [id for id in best if [id] != list(answer)][:1]
         self.answer, self.against = list(answer), list(against)
 
-    @property
-    def _answers(self) -> list[tuple[list[int], float]]:
-        return [(self.answer, 1.0), (self.against, -1.0)]
-
     def _difference(self, states_of: Callable[[list[int]], Tensor]) -> Tensor:
         """F (rows,). states_of: of a row of tokens the final states (rows, tokens, width)."""
         if len(self.answer) == len(self.against) == 1:
             logits = self._decoder.head(states_of(self._prompt)[:, -1])
             return logits[:, self.answer[0]] - logits[:, self.against[0]]
         total = torch.zeros(())
-        for answer, sign in self._answers:
+        for answer, sign in ((self.answer, 1.0), (self.against, -1.0)):
             states = states_of([*self._prompt, *answer[:-1]])[:, len(self._prompt) - 1 :]
             logprobs = self._decoder.head(states).log_softmax(-1)
             total = total + sign * logprobs[:, range(len(answer)), answer].sum(1).cpu()

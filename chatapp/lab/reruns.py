@@ -6,7 +6,7 @@ and values are used again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -107,6 +107,12 @@ class Edit:
             raise LabError(f"{part}: only heads and MLPs are switched off one by one")
         return cls(part.layer, part.head, part.is_mlp, value=value)
 
+    def there(self, reading: Reading) -> Tensor:
+        """What a reading has where this puts its value: (tokens, size) or (size,)."""
+        states = reading.mlps if self.is_mlp else reading.states
+        whole = states[self.layer] if self.head is None else reading.heads[self.layer, self.head]
+        return whole if self.position is None else whole[self.position]
+
     def put(self, into: Tensor) -> None:
         """Change (tokens, size) in place."""
         target = into if self.position is None else into[self.position]
@@ -116,43 +122,25 @@ class Edit:
             target.copy_(self.value)
 
 
-@dataclass
-class _Rows:
-    """Edits that go through the layers together; the states of those that have begun."""
+def _through(reading: Reading, edits: Sequence[Edit], states: Tensor, layer: int) -> Tensor:
+    """The states after a layer of all edits that have begun, one a row: those of earlier layers,
+    whose `states` are before it, and those of this layer."""
+    begun = list(enumerate((edit for edit in edits if edit.layer == layer), start=len(states)))
+    fresh = reading.states[layer].expand(len(begun), -1, -1)
+    states = torch.cat([states, fresh])
+    for row, edit in begun:
+        if edit.head is None and not edit.is_mlp:
+            edit.put(states[row])
 
-    reading: Reading
-    edits: Sequence[Edit]
-    states: Tensor = field(init=False)
-    begun: int = 0
+    def change(point: str, value: Tensor) -> Tensor:
+        changing = [(row, edit) for row, edit in begun if point == _point(edit)]
+        if changing:
+            value = value.clone()
+            for row, edit in changing:
+                edit.put(value[row])
+        return value
 
-    def __post_init__(self) -> None:
-        self.states = self.reading.states[0][None][:0]
-
-    def go_through(self, layer: int) -> None:
-        """Begin the edits of a layer, and compute this layer for all rows that have begun."""
-        coming = [edit for edit in self.edits[self.begun :] if edit.layer == layer]
-        first = self.begun
-        fresh = self.reading.states[layer].expand(len(coming), -1, -1).clone()
-        for row, edit in enumerate(coming):
-            if edit.head is None and not edit.is_mlp:
-                edit.put(fresh[row])
-        self.states = torch.cat([self.states, fresh])
-        self.begun += len(coming)
-
-        def change(point: str, value: Tensor) -> Tensor:
-            changing = [
-                (first + row, edit) for row, edit in enumerate(coming) if point == _point(edit)
-            ]
-            if changing:
-                value = value.clone()
-                for row, edit in changing:
-                    edit.put(value[row])
-            return value
-
-        reading = self.reading
-        self.states = reading.decoder.block_states(
-            self.states, layer, observe=change, changes=reading.changes
-        )
+    return reading.decoder.block_states(states, layer, observe=change, changes=reading.changes)
 
 
 def _point(edit: Edit) -> str:
@@ -181,12 +169,13 @@ def read_again(
     results: dict[int, Tensor] = {}
     done = 0
     for group in groups:
-        rows = _Rows(reading, [edits[index] for index in group])
-        for layer in range(edits[group[0]].layer, layers):
+        rows = [edits[index] for index in group]
+        states = reading.states[0][None][:0]
+        for layer in range(rows[0].layer, layers):
             progress(done, total)
-            rows.go_through(layer)
+            states = _through(reading, rows, states, layer)
             done += 1
-        results |= dict(zip(group, measure(rows.states), strict=True))
+        results |= dict(zip(group, measure(states), strict=True))
     progress(total, total)
     return torch.stack([results[index] for index in range(len(edits))])
 

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 from chatapp.common.userfiles import UserError
+from chatapp.lab.heads import texts_of_head
 from chatapp.lab.inspectable import inspectable
-from chatapp.lab.views.head_views import strongest_texts
+from chatapp.lab.views.head_views import HeadTexts
 
 TEXTS = ["The quick brown fox jumps.", "Hello, who are you?", "A café, a café.", "naïve", "the"]
 
 
 @pytest.mark.parametrize("head", [(0, 1), (1, 3)])
 def test_texts_are_ordered_by_the_largest_weights(local, head):
-    found = strongest_texts(local, *head, TEXTS, top=3)
+    found = HeadTexts(*head, texts_of_head(local, *head, TEXTS, top=3))
     opened = inspectable(local)
     assert opened is not None
     strengths = {}
@@ -41,6 +42,6 @@ def test_texts_are_ordered_by_the_largest_weights(local, head):
 
 def test_what_cannot_be_shown_is_refused(local):
     with pytest.raises(UserError, match=r"2\.0: the model has 2 layers of 4 heads"):
-        strongest_texts(local, 2, 0, TEXTS)
+        texts_of_head(local, 2, 0, TEXTS)
     with pytest.raises(UserError, match="at least three tokens"):
-        strongest_texts(local, 0, 0, ["a"])
+        texts_of_head(local, 0, 0, ["a"])

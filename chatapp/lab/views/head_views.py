@@ -297,13 +297,14 @@ class HeadTexts(View):
 
     @classmethod
     def look(cls, subject: Subject, options: HeadTextsOptions) -> "HeadTexts":
+        from chatapp.lab.heads import texts_of_head
+
         part = subject.part(options.head)
         if part.head is None:
             raise UserError(f"{options.head}: expected a head, such as 3.5")
         texts = chosen_texts(subject, options.texts)
-        return strongest_texts(
-            subject.model, part.layer, part.head, texts, progress=subject.progress
-        )
+        rows = texts_of_head(subject.model, part.layer, part.head, texts, progress=subject.progress)
+        return cls(part.layer, part.head, rows)
 
     @property
     def reading(self) -> str:
@@ -334,22 +335,3 @@ class HeadTexts(View):
             blocks.append(Shaded(row.texts, weights, [*notes, *[""] * rest], first))
             blocks.append(Note(f"{row.strength:.2f}  {links}"))
         return blocks
-
-
-def strongest_texts(
-    model: "LanguageModel",
-    layer: int,
-    head: int,
-    texts: Sequence[str] = (),
-    *,
-    top: int = 5,
-    progress: Progress = no_progress,
-) -> HeadTexts:
-    """Where a head is strongest among texts, the bundled sample by default.
-
-    Raises UserError for a model that is not computed by this program's decoder, for a head that it
-    does not have, and for texts that are too short: a token needs two before it.
-    """
-    from chatapp.lab.heads import texts_of_head
-
-    return HeadTexts(layer, head, texts_of_head(model, layer, head, texts, top, progress))

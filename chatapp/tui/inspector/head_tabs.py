@@ -13,17 +13,12 @@ from textual.content import Content
 from textual.widgets import Static
 
 from chatapp.common.shading import percent
+from chatapp.common.userfiles import Progress
 from chatapp.lab.drawing.blocks import Lines, Map
 from chatapp.lab.drawing.console import drawn, drawn_blocks, line_rows
 from chatapp.lab.view import View
 from chatapp.lab.views.attention_views import Attention
-from chatapp.lab.views.head_views import (
-    MEASURES,
-    HeadScores,
-    HeadTexts,
-    score_heads,
-    strongest_texts,
-)
+from chatapp.lab.views.head_views import MEASURES, HeadScores, HeadTexts, score_heads
 from chatapp.lab.views.part_views import Why, question_at
 from chatapp.tui.inspector.token_choice import HeatMap, TokenText, attended, quoted, weight_legend
 from chatapp.tui.inspector.view import CloserView, Look, SwitchPart
@@ -385,8 +380,13 @@ class HeadsView(CloserView):
         model = None if self._model is None else self._model()
         if self.cell is None or model is None or self._scores is None:
             return
+        from chatapp.lab.heads import texts_of_head
+
         layer, head = self.cell
-        work = lambda tell: strongest_texts(model, layer, head, progress=tell)  # noqa: E731
+
+        def work(tell: Progress) -> HeadTexts:
+            return HeadTexts(layer, head, texts_of_head(model, layer, head, progress=tell))
+
         self.measure("Reading texts", work, self._show_texts)
 
     def _show_texts(self, texts: HeadTexts) -> None:

@@ -7,7 +7,7 @@ import pytest
 from inspector_driver import SETTINGS, words
 
 from chatapp.lab import heads as lab
-from chatapp.lab.views.head_views import MEASURES, score_heads, strongest_texts
+from chatapp.lab.views.head_views import MEASURES, HeadTexts, score_heads
 from chatapp.tui.inspector.head_tabs import HeadsView
 from chatapp.tui.inspector.token_choice import HeatMap
 
@@ -47,7 +47,7 @@ async def test_scores_are_those_of_the_lab(open_app, gpt2):
         await driver.until(lambda: f"\n{layer}.{head}" in words(driver, "heads-detail"))
 
         await driver.press_and_rest("enter")
-        found = strongest_texts(gpt2, layer, head, TEXTS)
+        found = HeadTexts(layer, head, lab.texts_of_head(gpt2, layer, head, TEXTS))
         await driver.until(lambda: found.reading in words(driver, "heads-texts"))
         text = words(driver, "heads-texts")
         for row in found.rows:
