@@ -125,15 +125,15 @@ class Edit:
 def _through(reading: Reading, edits: Sequence[Edit], states: Tensor, layer: int) -> Tensor:
     """The states after a layer of all edits that have begun, one a row: those of earlier layers,
     whose `states` are before it, and those of this layer."""
-    begun = list(enumerate((edit for edit in edits if edit.layer == layer), start=len(states)))
-    fresh = reading.states[layer].expand(len(begun), -1, -1)
+    coming = list(enumerate((edit for edit in edits if edit.layer == layer), start=len(states)))
+    fresh = reading.states[layer].expand(len(coming), -1, -1)
     states = torch.cat([states, fresh])
-    for row, edit in begun:
+    for row, edit in coming:
         if edit.head is None and not edit.is_mlp:
             edit.put(states[row])
 
     def change(point: str, value: Tensor) -> Tensor:
-        changing = [(row, edit) for row, edit in begun if point == _point(edit)]
+        changing = [(row, edit) for row, edit in coming if point == _point(edit)]
         if changing:
             value = value.clone()
             for row, edit in changing:

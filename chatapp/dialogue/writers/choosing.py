@@ -349,7 +349,7 @@ def _choice(model: str, own: ChatTemplate | None, requested: str) -> ChatTemplat
         return own
     template = named(name)
     if own and own.fingerprint != template.fingerprint and not requested.endswith(INSIST):
-        raise ValueError(
+        raise TemplateError(
             f"the model {model} was trained with {_describe_own(own, template)} and does not "
             f"understand the template {template.name!r}; {template.name}{INSIST} forces it"
         )
@@ -362,10 +362,10 @@ def _describe_own(own: ChatTemplate, other: ChatTemplate) -> str:
 
 
 def with_thinking(model: LanguageModel, template: ChatTemplate, thinking: bool) -> ChatTemplate:
-    """The template with its switch for thinking set. Raises ValueError if it has none."""
+    """The template with its switch for thinking set. Raises TemplateError if it has none."""
     if template.switch:
         return replace(template, thinking=thinking)
-    raise ValueError(f"the model {model.name} has no switch for thinking in its template")
+    raise TemplateError(f"the model {model.name} has no switch for thinking in its template")
 
 
 def writer_for(model: LanguageModel, template: ChatTemplate) -> Writer:

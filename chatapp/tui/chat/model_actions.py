@@ -99,13 +99,10 @@ class ModelActions(ChatActions):
     def action_template(self, argument: str) -> None:
         from chatapp.dialogue.writers.choosing import mismatch
 
-        try:
-            self.conversation.use_template(argument)
-            session = self.conversation.session
-            if session is not None and (warning := mismatch(session.model, session.template)):
-                self.widgets.inform(f"{warning[0].upper()}{warning[1:]}.")
-        except ValueError as error:
-            raise ActionError(str(error)) from None
+        self.conversation.use_template(argument)
+        session = self.conversation.session
+        if session is not None and (warning := mismatch(session.model, session.template)):
+            self.widgets.inform(f"{warning[0].upper()}{warning[1:]}.")
         self.controls.models.show()
 
     # What it may do before and in a reply
@@ -120,10 +117,7 @@ class ModelActions(ChatActions):
     def action_think(self, argument: str) -> None:
         if argument not in ON_OFF:
             raise ActionError("Usage: /think on|off")
-        try:
-            self.conversation.set_thinking(argument == "on")
-        except ValueError as error:
-            raise ActionError(str(error)) from None
+        self.conversation.set_thinking(argument == "on")
         how = "thinks before" if argument == "on" else "does not think before"
         self.controls.models.show()
         self.widgets.inform(f"The model {how} its replies from the next message on.")
@@ -258,11 +252,8 @@ class ModelActions(ChatActions):
         self._change_model(changes.off + added)
 
     def _change_model(self, interventions: Interventions) -> None:
-        """Change the model inside, and say so. Raises ActionError."""
-        try:
-            self.conversation.change_model(interventions)
-        except ValueError as error:
-            raise ActionError(str(error)) from None
+        """Change the model inside, and say so. Raises UserError."""
+        self.conversation.change_model(interventions)
         words = self.controls.show_changes()
         self.widgets.inform(f"The next reply is written {words or 'by the whole model'}.")
 

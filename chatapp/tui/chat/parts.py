@@ -87,7 +87,7 @@ class Sidebar(Acting, Vertical):
                 chats.highlighted = ids.index(str(self._chat_id)) if is_listed else None
             if not count:
                 problem = "No chat has these words." if query.strip() else "No chats yet."
-        self.query_one(Notice).show(problem)
+        self.query_one(Notice).say(problem)
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
@@ -171,7 +171,7 @@ class ChatWidgets:
         refused: the text that is back in the prompt because of it, and goes with it.
         """
         self.refused = refused
-        self._problem.show(problem)
+        self._problem.say(problem)
 
     def follow_prompt(self) -> None:
         """Remove a problem once its text has left the prompt. A correction begins like the text."""

@@ -122,7 +122,7 @@ class Attachments:
         if text == self._shown:
             if text:  # a message that is sent empties the prompt first
                 self._seen = frozenset(sizes)
-            self._widgets.attached.show("\n".join(sizes.values()))
+            self._widgets.attached.say("\n".join(sizes.values()))
 
     def _size(self, path: "Path") -> str:
         from chatapp.dialogue.documents.attachments import read_attachment

@@ -24,6 +24,7 @@ from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check
 from chatapp.tui import events
 from chatapp.tui.conversation.model_loading import LoadRequest
 from chatapp.tui.conversation.turn import NumberedEvent, ReplyTurn, ShownReply
+from chatapp.tui.platform.actions import ActionError
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.approval import ask_on_screen
 
@@ -94,7 +95,7 @@ class Conversation:
             self._new_session(self.session.model)
 
     def use_template(self, name: str) -> None:
-        """Use another template. Raises ValueError, and changes nothing."""
+        """Use another template. Raises UserError, and changes nothing."""
         from chatapp.dialogue.writers.choosing import choose_template
 
         if self.model is not None:
@@ -103,13 +104,13 @@ class Conversation:
         self.use_basis(replace(self.chat.basis, asked_template=""))
 
     def set_thinking(self, thinking: bool) -> None:
-        """Let the model think before it replies, or not. Raises ValueError, and changes nothing,
+        """Let the model think before it replies, or not. Raises UserError, and changes nothing,
         when it has no switch for that.
         """
         from chatapp.dialogue.writers.choosing import with_thinking
 
         if self.session is None:
-            raise ValueError("the model is not loaded yet")
+            raise ActionError("the model is not loaded yet")
         with_thinking(self.session.model, self.session.template, thinking)
         self._thinking = thinking
         self._new_session(self.session.model)
@@ -138,10 +139,10 @@ class Conversation:
 
     def change_model(self, interventions: Interventions) -> None:
         """Change the model inside from the next reply on. Raises InterventionError for a model that
-        cannot be changed, ValueError before one is loaded.
+        cannot be changed, ActionError before one is loaded.
         """
         if self.session is None:
-            raise ValueError("the model is not loaded yet")
+            raise ActionError("the model is not loaded yet")
         is_changeable = getattr(self.session.model, "takes_interventions", False)
         check_changeable(self.session.model.name, interventions, is_changeable=is_changeable)
         self.chat.interventions = interventions

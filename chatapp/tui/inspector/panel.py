@@ -41,6 +41,7 @@ from chatapp.tui.inspector.view import (
 )
 from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.platform.runtime import in_words
+from chatapp.tui.widgets.dialog import Notice
 from chatapp.tui.widgets.rendered import in_rows
 
 BESIDE_FROM = 120
@@ -147,7 +148,7 @@ class Inspector(Acting, Vertical, can_focus=True):
             yield CompareView(self._conversation, id="compare")
             yield StepView(self._conversation, id="step")
             yield CloseUpView(self._conversation, id="close-up")
-        yield Static(id="inspector-legend")
+        yield Notice(id="inspector-legend")
         yield Static(id="inspector-about", markup=False)
         yield Static(id="inspector-keys", markup=False)
 
@@ -307,9 +308,8 @@ class Inspector(Acting, Vertical, can_focus=True):
 
     def _show_legend(self) -> None:
         """Show the meaning of the open tab's colours, while it shows something."""
-        line, legend = self.query_one("#inspector-legend", Static), self._view.legend()
-        line.update(legend)
-        line.display = bool(legend) and self._shown is not None
+        legend = self._view.legend() if self._shown is not None else ""
+        self.query_one("#inspector-legend", Notice).say(legend)
 
     @Action("The formula of this tab, its source, more keys", "f1")
     def action_formula(self) -> None:

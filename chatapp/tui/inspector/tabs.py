@@ -257,7 +257,7 @@ class PromptView(CloserView):
         self.query_one("#prompt-sentence", Static).update(Content.styled(sentence, "dim"))
         self.query_one("#prompt-legend", Static).update(legend(segments))
         self.query_one("#prompt-text", Static).update(colored(segments))
-        self.query_one(Notice).show(Content("\n").join(notes))
+        self.query_one(Notice).say(Content("\n").join(notes))
         self._list_parts()
         outdated = self.query_one("#prompt-outdated", Static)
         outdated.display = reading is not None and reading.outdated

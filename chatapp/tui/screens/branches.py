@@ -72,7 +72,7 @@ class BranchScreen(Dialog[int | None]):
             messages = await asyncio.to_thread(self._store.tree, self._chat_id)
             path = await asyncio.to_thread(self._store.path, self._chat_id)
         except StoreError as error:
-            self.query_one(Notice).show(str(error))
+            self.query_one(Notice).say(str(error))
             return
         shown = {message.id for message in path}
         rows = list(in_order(messages))

@@ -320,7 +320,7 @@ class CompareScreen(LeftOnce[ComparisonResult]):
             return []
 
     def _show_problem(self, problem: str) -> None:
-        self.query_one(Notice).show(problem)
+        self.query_one(Notice).say(problem)
 
     # Generating
 

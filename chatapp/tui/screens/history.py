@@ -188,7 +188,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
         self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
 
     def _show_nothing(self, words: str) -> None:
-        self.query_one(Notice).show(words)
+        self.query_one(Notice).say(words)
 
     @Action("Open", "enter", name="choose")
     @on(Input.Submitted, "#filter")

@@ -197,7 +197,7 @@ class ModelScreen(Dialog[str | None]):
     def _tell(self, words: str, hint: str = _HINT) -> None:
         """Show a notice below the list, with its keys."""
         self._requested = None
-        self.query_one(Notice).show(words)
+        self.query_one(Notice).say(words)
         self.query_one("#keys", Static).update(hint)
         if self._getting is None:
             self.query_one(ProgressBar).display = False

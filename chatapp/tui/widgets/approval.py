@@ -128,7 +128,7 @@ class Approval(Acting, Vertical):
     def _tell_more(self) -> None:
         hints = ["PgDn scrolls"] if self._page.max_scroll_y else []
         hints += ["e shows all of it"] if self._is_cut else []
-        self.query_one(Notice).show(" · ".join(hints))
+        self.query_one(Notice).say(" · ".join(hints))
 
     @Action("Show all of a long call", "e", name="expand_call")
     def action_expand(self) -> None:

@@ -72,7 +72,7 @@ class Notice(Static):
         super().__init__(words, id=id, classes=classes, markup=False)
         self.display = bool(words)
 
-    def show(self, words: str | Content) -> None:
+    def say(self, words: str | Content) -> None:
         """Show another sentence; "" is none."""
         self.update(printable(words) if isinstance(words, str) else words)
         self.display = bool(words)

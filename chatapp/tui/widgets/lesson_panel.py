@@ -100,7 +100,7 @@ class LessonPanel(Acting, Vertical, can_focus=True):
             label = "Your guess: "
             if self.waits or self._guess:
                 lines.append(Content.assemble((label, "bold"), printable(self._guess), mark))
-        self.query_one(Notice).show(Content("\n").join(lines))
+        self.query_one(Notice).say(Content("\n").join(lines))
         keys = "Type a guess, Enter shows what happens" if self.waits else "→ next step"
         words = f"{keys} · ← back · F6 the live screen · Esc Esc leaves"
         line = self.query_one("#lesson-keys", Static)

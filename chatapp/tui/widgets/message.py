@@ -10,7 +10,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from chatapp.common.foreign import local_time, printable
+from chatapp.common.foreign import local_time
 from chatapp.engine.events import REPEATED
 from chatapp.tui.widgets.dialog import Notice
 from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
@@ -102,7 +102,7 @@ class MessageView(Vertical, can_focus=True):
         self._body = TextBody(message.text)
         self._note = Notice(classes="note")
         self._sources = Notice(classes="sources")
-        self._correction = Static(markup=False, classes="correction")
+        self._correction = Notice(classes="correction")
         self.show(message, note, feedback)
 
     def compose(self) -> ComposeResult:
@@ -127,15 +127,14 @@ class MessageView(Vertical, can_focus=True):
         self._feedback = feedback
         self._show_header()
         correction = feedback.correction if feedback is not None else None
-        self._correction.update(f"Correction: {printable(correction or '')}")
-        self._correction.display = correction is not None
+        self._correction.say("" if correction is None else f"Correction: {correction}")
         places = (
             f"{'given' if source.number else 'left out'} {source_place(source)}"
             for source in message.sources
         )
-        self._sources.show("\n".join(places))
+        self._sources.say("\n".join(places))
         self.note = note
-        self._note.show(note)
+        self._note.say(note)
         self._show_body()
 
     def show_time(self, time: bool) -> None:

@@ -14,7 +14,6 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.content import Content
 from textual.events import Key, Paste, Resize
-from textual.widgets import Static
 from textual.widgets.text_area import Location, Selection
 
 from chatapp.common.foreign import printable
@@ -22,6 +21,7 @@ from chatapp.tui.events import Pasted, Submitted, Suggested
 from chatapp.tui.platform.actions import Acting, Action, shown_key
 from chatapp.tui.platform.programs import EditorError, edited
 from chatapp.tui.platform.textual_internals import LongTextArea, bindings_for
+from chatapp.tui.widgets.dialog import Notice
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import StoredMessage
@@ -319,12 +319,8 @@ class CommandCompletion(NamedTuple):
     words: str = ""
 
 
-class CommandCompletions(Static):
+class CommandCompletions(Notice):
     """Hidden unless a command is being written."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False)
-        self.display = False
 
     def show(self, completions: Sequence[CommandCompletion], chosen: int) -> None:
         """Show completions. chosen: the one in the prompt; -1 is none."""
@@ -336,8 +332,7 @@ class CommandCompletions(Static):
         if len(completions) > _MOST:
             place = f"{chosen + 1} of {len(completions)}" if chosen >= 0 else f"{len(completions)}"
             rows.append(Content.styled(f"  {place} · ↑ ↓ choose", "dim"))
-        self.display = bool(rows)
-        self.update(Content("\n").join(rows))
+        self.say(Content("\n").join(rows))
 
     def _row(self, completion: CommandCompletion, is_chosen: bool) -> Content:
         text = printable(completion.text).strip().replace("\n", " ")
@@ -358,12 +353,8 @@ _LENGTH = 300
 """Characters of a message of which a row may show some."""
 
 
-class QueuedMessages(Static):
+class QueuedMessages(Notice):
     """Hidden while no message waits."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False)
-        self.display = False
 
     def show(self, texts: Sequence[str]) -> None:
         """Show the messages that wait, the next one first."""
