@@ -30,7 +30,8 @@ from chatapp.lab.reruns import (
     read_again,
 )
 
-KEEP = 0.9
+_KEEP = 0.9
+"""The least share of the difference of the logits that a circuit keeps."""
 
 SMALLEST = 0.5
 """A difference of logits below this is not a behaviour that a circuit could keep."""
@@ -64,11 +65,10 @@ def small_circuit(
     contrast: Contrast,
     other: Reading | None = None,
     *,
-    keep: float = KEEP,
     progress: Progress = no_progress,
 ) -> Circuit:
-    """The circuit that greedy pruning leaves. keep: the least share of the difference. other: of
-    another prompt, which gives the means and is tried on.
+    """The circuit that greedy pruning leaves. other: the reading of another prompt, which gives the
+    means and is tried on.
 
     Raises LabError where the difference is below 0.5.
     """
@@ -84,7 +84,7 @@ def small_circuit(
     while left:
         without = search.read_without(off)
         ranked = search.ranked(left, without, progress)
-        taken = search.prune(ranked, off, without, keep * whole, progress)
+        taken = search.prune(ranked, off, without, _KEEP * whole, progress)
         if taken == off:
             break
         off = taken

@@ -45,11 +45,6 @@ class Learned:
     score: float
 
 
-def count_words(text: str) -> Counter[str]:
-    """The words of a text, divided at white space, and how often each occurs."""
-    return Counter(text.split())
-
-
 def learn_vocabulary(words: Mapping[str, int], method: Method, steps: int) -> Iterator[Learned]:
     """Learn a vocabulary from words and their counts, a merge at a time.
 
@@ -280,7 +275,7 @@ def read_words(text: str) -> Counter[str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     counted = [_NUMBERED.fullmatch(line) for line in lines]
     if not lines or any(match is None for match in counted):
-        return count_words(text)
+        return Counter(text.split())
     words: Counter[str] = Counter()
     for match in counted:
         assert match is not None

@@ -203,20 +203,13 @@ class AttentionView(CloserView):
         cursor = self.query_one(TokenText).cursor
         return cursor if self._held is None else self._held
 
-    @on(TokenText.Moved)
-    def _moved(self) -> None:
-        self._choose()
-
-    @on(HeatMap.Chosen)
-    def _head_chosen(self) -> None:
-        self._draw()
-
     @Action("Pin the token, to choose what it attends to", "enter,space", name="pin_token")
     def action_hold(self) -> None:
         text = self.query_one(TokenText)
         self._held = text.cursor if self._held is None else None
         self._choose()
 
+    @on(TokenText.Moved)
     def _choose(self) -> None:
         trace, source = self._look.trace, self._source
         if trace is None:
@@ -240,6 +233,7 @@ class AttentionView(CloserView):
         self._arrange()
         self._draw()
 
+    @on(HeatMap.Chosen)
     def _draw(self) -> None:
         source, attention = self._source, self._chosen
         if attention is None or attention.position != source:

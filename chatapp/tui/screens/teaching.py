@@ -5,9 +5,9 @@ import os
 import signal
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from textual import work
 from textual.app import ComposeResult
@@ -17,6 +17,7 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import parse_json, printable
 from chatapp.common.limited_process import module_command
+from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog
 
@@ -28,14 +29,6 @@ _MARGINS = 8
 _HINT = "Esc stops after this step; Esc again stops at once"
 
 
-class Busy(Protocol):
-    """What knows that a command is under way."""
-
-    def under_way(self, words: str) -> AbstractContextManager[None]:
-        """Within the block, quitting abandons what the words name."""
-        ...
-
-
 class CommandScreen(Dialog[str | None]):
     """Shows what a command says while it runs, and then its answer; a subclass says what is next.
 
@@ -44,7 +37,7 @@ class CommandScreen(Dialog[str | None]):
 
     TASK = ""
 
-    def __init__(self, conversation: Busy, command: Sequence[str]) -> None:
+    def __init__(self, conversation: Conversation, command: Sequence[str]) -> None:
         super().__init__()
         self._conversation = conversation
         self._command = command
