@@ -50,9 +50,9 @@ def test_norms_by_layer(pair):
     states = [state[0] for state in output_of(reference).hidden_states[:-1]]
     hook.remove()
     states.append(seen[0].view(-1, states[0].shape[-1]))
-    norms = Norms.of(model, IDS, 4)
+    norms = view_of(Norms, model, IDS, at=4)
     assert norms.stream == pytest.approx([float(s[5].norm()) for s in states], rel=1e-3)
-    others = [n for n in range(len(IDS) + 1) if n not in (0, 5)]
+    others = [1, 2, 3, 4]
     expected = [float(s[others].norm(dim=1).mean()) for s in states]
     assert norms.others == pytest.approx(expected, rel=1e-3)
     assert len(norms.attention) == len(norms.mlp) == len(blocks)

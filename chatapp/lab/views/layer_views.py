@@ -11,8 +11,6 @@ from chatapp.lab.views.attention_views import check_in_full
 from chatapp.lab.views.text_views import pieces
 
 if TYPE_CHECKING:
-    from chatapp.engine.decoder.interventions import Interventions
-    from chatapp.engine.model import LanguageModel
     from chatapp.lab.predictions import Candidate, Prediction
     from chatapp.lab.traces import Trace
 
@@ -137,26 +135,15 @@ class Norms(View):
 
     @classmethod
     def look(cls, subject: Subject, options: AtToken) -> "Norms":
-        return cls.of(subject.model, subject.ids_up_to_token, subject.position, subject.changes)
-
-    @classmethod
-    def of(
-        cls,
-        model: "LanguageModel",
-        ids: Sequence[int],
-        position: int,
-        changes: "Interventions | None" = None,
-    ) -> Self:
-        """Euclidean norms ‖x‖ of the states at a position."""
         from chatapp.lab.heads import own_decoder
         from chatapp.lab.traces import seen_at
 
-        own = own_decoder(model)
+        own, ids, position = own_decoder(subject.model), subject.ids_up_to_token, subject.position
         own.check_text(ids)
         blocks = [f"blocks.{layer}" for layer in range(own.decoder.architecture.layers)]
         points = ["embed", *blocks]
         updates = [[f"{block}.{name}" for block in blocks] for name in ("attention", "mlp")]
-        seen = seen_at(own, ids, [*points, *updates[0], *updates[1]], changes)
+        seen = seen_at(own, ids, [*points, *updates[0], *updates[1]], subject.changes)
         at = len(own.start) + position
         rest = [n for n in range(len(own.start) + len(ids)) if n not in (0, at)]
         return cls(

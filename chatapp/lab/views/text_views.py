@@ -12,7 +12,6 @@ from chatapp.lab.view import NoOptions, Subject, Top, View, candidates_json, nam
 if TYPE_CHECKING:
     from chatapp.engine.events import Token
     from chatapp.engine.model import Sampling, Tokenizer
-    from chatapp.lab.masks import MaskedTrace
     from chatapp.lab.predictions import Candidate, Cut, Limit, Prediction, Stepper
     from chatapp.lab.traces import Trace
     from chatapp.prompting.messages import Segment
@@ -249,7 +248,7 @@ class NextToken(View):
     @classmethod
     def look(cls, subject: Subject, options: Top) -> View:
         if subject.masked is not None:
-            return MaskFilling.of(subject.trace, subject.position, options.top)  # type: ignore[arg-type]
+            return MaskFilling.look(subject, options)
         assert subject.sampling is not None
         start = len(subject.ids) if subject.start is None else subject.start
         stepper = subject.opened.stepper(
@@ -320,18 +319,19 @@ class MaskFilling(View):
     title: ClassVar[str] = "Mask"
     summary: ClassVar[str] = "Show what a masked model fills in."
     formula: ClassVar[str] = "p = softmax(logits) at the mask; Devlin et al. 2019."
+    Options: ClassVar[type[Any]] = Top
 
     texts: tuple[str, ...]
     position: int
     prediction: "Prediction"
 
     @classmethod
-    def look(cls, subject: Subject, options: Any) -> View:
-        return NextToken.look(subject, Top())
+    def look(cls, subject: Subject, options: Top) -> "MaskFilling":
+        from chatapp.lab.masks import MaskedTrace
 
-    @classmethod
-    def of(cls, trace: "MaskedTrace", position: int, top: int = 10) -> Self:
-        return cls(trace.texts, position, trace.predicted(position, top))
+        trace, position = subject.trace, subject.position
+        assert isinstance(trace, MaskedTrace)
+        return cls(trace.texts, position, trace.predicted(position, options.top))
 
     @property
     def reading(self) -> str:

@@ -16,7 +16,7 @@ from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
 from chatapp.lab.drawing.blocks import Table
 from chatapp.lab.drawing.console import drawn, drawn_blocks
-from chatapp.lab.view import View
+from chatapp.lab.view import AtToken, View
 from chatapp.lab.views.layer_views import Layers, Norms
 from chatapp.lab.views.text_views import PromptText, Tokens
 from chatapp.tui.inspector.token_choice import (
@@ -154,11 +154,9 @@ def _layers_and_norms(model: "LanguageModel", look: Look, position: int) -> list
     """For a thread. Only this program's decoders have norms to show."""
     from chatapp.engine.backends.local import LocalModel
 
-    assert look.trace is not None
-    layers = Layers.of(look.trace, position, _CANDIDATES)
-    if not isinstance(model, LocalModel):
-        return [layers]
-    return [layers, Norms.of(model, look.tokens.ids[: position + 1], position, look.changes)]
+    subject = look.subject(model, position)
+    layers = Layers.of(subject.trace, position, _CANDIDATES)
+    return [layers, Norms.look(subject, AtToken())] if isinstance(model, LocalModel) else [layers]
 
 
 class LayersView(CloserView):

@@ -63,14 +63,8 @@ class Waiting(Vertical):
     """A message of the user that is not part of the chat yet."""
 
     def __init__(self, text: str, note: str) -> None:
-        super().__init__(classes="-user")
-        self._text = text
-        self._words = note
-
-    def compose(self) -> ComposeResult:
-        yield Static(SPEAKERS["user"], markup=False, classes="header")
-        yield TextBody(self._text)
-        yield Notice(self._words, classes="note")
+        header = Static(SPEAKERS["user"], markup=False, classes="header")
+        super().__init__(header, TextBody(text), Notice(note, classes="note"), classes="-user")
 
 
 class MessageView(Vertical, can_focus=True):

@@ -42,7 +42,7 @@ async def test_close_ups_are_those_of_the_chosen_token_and_head(open_app, gpt2):
             "w": [view_of(WeightSteps, gpt2, ids, f"{layer}.{head}")],
             "n": [view_of(Neighbours, gpt2, ids, "")],
             "h": [view_of(StateNeighbours, gpt2, ids, str(layer))],
-            "r": [Norms.of(gpt2, ids, 3)],
+            "r": [view_of(Norms, gpt2, ids)],
             "u": [view_of(Neurons, gpt2, [*ids, following], f"{layer}.mlp", at=3)],
             "c": [view_of(SmallCircuit, gpt2, [*ids, following], at=3)],
         }
