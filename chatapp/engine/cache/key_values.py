@@ -358,36 +358,36 @@ class PrefixTree:
         return torch.from_numpy(mask)
 
 
-# Tokens guessed at once: a pass of so many costs hardly more than one token.
-MOST_GUESSES = 8
+# Tokens guessed at once: few, and more after some that all came true.
+_FEW_GUESSES, MOST_GUESSES = 3, 8
 # The lengths of n-grams to search, the longest first.
 _SIZES = (3, 2)
-# The extra cost of a pass with guesses over a plain one, in tokens.
-_COST = 0.4
 # How fast new passes outweigh old ones, and how fast a bad average after which guessing stopped is
 # forgotten.
-_RATE, _RECOVERY = 0.25, 0.02
+_RATE, _RECOVERY = 0.25, 0.008
 
 
 class Lookup:
     """Guesses for one model, and the logits computed for them.
 
-    gain: recent average of the tokens that a pass with guesses gave beyond its first.
+    cost: of one more token in a pass, in passes of one token. gain: recent average of the tokens
+    that a pass with guesses gave beyond its first.
     """
 
-    def __init__(self) -> None:
-        self.gain = 1.0
+    def __init__(self, cost: float = 0.0) -> None:
+        self.gain, self._cost = max(1.0, _FEW_GUESSES * cost), cost
         self._ids: list[int] = []
         self._first = 0
         self._logits: Tensor | None = None
         self._used = 0
-        self._is_guess = True
+        self._is_guess, self._came_true = True, False
 
     def guess(self, ids: Sequence[int], room: int) -> list[int]:
         """Guess what follows `ids`, at most `room` tokens; nothing while guesses do not pay."""
         self._learn()
-        guessed = following(ids, min(MOST_GUESSES, room))
-        if guessed and self.gain < _COST:
+        most = MOST_GUESSES if self._came_true else min(_FEW_GUESSES, MOST_GUESSES)
+        guessed = following(ids, min(most, room))
+        if guessed and self.gain < _FEW_GUESSES * self._cost:
             self.gain += _RECOVERY
             return []
         return guessed
@@ -416,6 +416,7 @@ class Lookup:
     def _learn(self) -> None:
         if self._logits is not None and self._is_guess:
             self.gain += _RATE * (self._used - self.gain)
+            self._came_true = self._used == len(self._logits) - 1
         self._logits = None
 
 

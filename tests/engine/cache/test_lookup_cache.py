@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from chatapp.engine.backends import local as local_module
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.cache import key_values
 from chatapp.engine.cache.key_values import Lookup, following
 from chatapp.engine.events import Token
 from chatapp.engine.files.model_files import ModelFiles
@@ -59,7 +59,7 @@ def plain(folder, monkeypatch):
 )
 @pytest.mark.parametrize("prompt", [COPY, [8, 9] * 5, [40, 71, 300, 12, 99]])
 def test_the_text_is_that_without_guesses(gpt2, monkeypatch, sampling, prompt):
-    monkeypatch.setattr(key_values, "_COST", -1.0)  # guess whether it pays or not
+    monkeypatch.setattr(local_module, "guess_cost", lambda _: -1.0)  # whether it pays or not
     guessing, without = LocalModel.load(ModelFiles.read(gpt2[0])), plain(gpt2[0], monkeypatch)
     found, wanted = (events_of(model, prompt, sampling) for model in (guessing, without))
     assert [e.text for e in found] == [e.text for e in wanted]
@@ -83,8 +83,8 @@ def test_a_reply_that_repeats_takes_fewer_passes(local, monkeypatch):
     monkeypatch.setattr(local, "write", lambda reply: False)
     events = events_of(local, [3, 4, 5], Sampling(temperature=0, max_tokens=40, max_repeats=0))
     assert [e.id for e in events if isinstance(e, Token)] == [7] * 40
-    # Three tokens until there is something to look up, then nine a pass.
-    assert passes == [3, 1, 1, 9, 9, 9, 9, 9]
+    # Three tokens until there is something to look up, then four, and nine a pass.
+    assert passes == [3, 1, 1, 4, 9, 9, 9, 9]
 
 
 def test_the_end_of_the_window_leaves_no_room_for_guesses(local):
@@ -93,7 +93,7 @@ def test_the_end_of_the_window_leaves_no_room_for_guesses(local):
 
 
 def test_guessing_stops_where_it_does_not_pay_and_is_tried_again():
-    guesses = Lookup()
+    guesses = Lookup(0.1)
     ids = [1, 2, 3, 4, 1, 2, 3]
     tried = []
     for _ in range(200):
