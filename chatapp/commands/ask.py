@@ -32,9 +32,8 @@ from chatapp.commands.console import (
     MOST_INPUT,
     complain,
     decoded,
-    show_reading,
+    reading_documents,
     standard_input,
-    status,
 )
 from chatapp.commands.loading import choices_for, load, open_store
 from chatapp.common.foreign import printable
@@ -261,16 +260,6 @@ def _documents(flags: AskOptions, chat: "StoredChat | None") -> "DocumentSet | N
     return DocumentSet(tuple(paths), flags.docs_method)
 
 
-def _read(documents: "DocumentSet") -> None:
-    """Read documents, with progress on a terminal. Raises DocumentsError."""
-    from chatapp.dialogue.documents.search import Documents
-
-    try:
-        Documents(documents).renew(show_reading)
-    finally:
-        status("")
-
-
 def _sources(
     model: "LanguageModel",
     template: "ChatTemplate",
@@ -286,10 +275,8 @@ def _sources(
     from chatapp.dialogue.documents.sources import NO_PASSAGE
     from chatapp.dialogue.writers.choosing import writer_for
 
-    try:
-        passages = Documents(documents, model).search(text, show_reading)
-    finally:
-        status("")
+    with reading_documents() as show:
+        passages = Documents(documents, model).search(text, show)
     writer, most = writer_for(model, template), sampling.max_tokens
     sources = writer.sources(system, text, passages, max_tokens=most)
     if not sources:
@@ -314,11 +301,13 @@ def _reply_in(
     without asking. sources: receives the passages of the reply.
     """
     from chatapp.dialogue.chat import Chat
+    from chatapp.dialogue.documents.search import Documents
     from chatapp.dialogue.events import Started
     from chatapp.dialogue.session import Session
 
     if documents is not None:
-        _read(documents)  # unreadable documents are not stored in the chat
+        with reading_documents() as show:
+            Documents(documents).renew(show)  # unreadable ones are not stored in the chat
     with open_store() as store, closing(Chat(store, chat.id)) as opened:
         opened.ask = asking(allowed)
         opened.interventions, opened.constraint = options.changes, options.constraint

@@ -88,16 +88,11 @@ def status(text: str) -> None:
         print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
 
 
-def show_reading(done: int, of: int) -> None:
-    """Show the progress of reading documents, or of encoding their passages."""
-    status(f"Reading documents: {done / of:.0%} …")
-
-
 @contextmanager
-def reading_documents(title: str) -> Iterator[Progress]:
-    """Shows how far documents are read, while the context lasts."""
+def reading_documents(title: str = "") -> Iterator[Progress]:
+    """Shows how far documents are read, and their passages encoded, while the context lasts."""
     try:
-        yield show_reading
+        yield lambda done, of: status(f"Reading documents: {done / of:.0%} …")
     finally:
         status("")
 
@@ -107,26 +102,28 @@ ProgressReport = Callable[[int, int | None], None]
 
 
 @contextmanager
-def progress(text: str) -> Iterator[ProgressReport]:
-    """A bar on standard error while the context lasts."""
+def progress(text: str, *, of_bytes: bool = False) -> Iterator[ProgressReport]:
+    """A bar on standard error while the context lasts. of_bytes: what is counted."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
+        DownloadColumn,
         MofNCompleteColumn,
         Progress,
         TextColumn,
         TimeRemainingColumn,
+        TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
-    columns = (
+    counts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
+    with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        *counts,
         TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task(text, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)

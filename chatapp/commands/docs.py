@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.console import complain, show_reading, status, write, write_json
+from chatapp.commands.console import complain, reading_documents, write, write_json
 from chatapp.commands.options import JsonOption, MethodOption
 from chatapp.common.command_groups import number_option
 from chatapp.tasks.files.documents import LIMIT, PASSAGES, DocumentSet
@@ -29,11 +29,9 @@ def search(
     from chatapp.dialogue.documents.search import Documents
 
     documents = Documents(DocumentSet(tuple(paths), method, limit))
-    try:
-        coverage = documents.renew(show_reading)
-        passages = documents.search(query, show_reading)
-    finally:
-        status("")
+    with reading_documents() as show:
+        coverage = documents.renew(show)
+        passages = documents.search(query, show)
     if as_json:
         keys = ("file", "place", "score", "text")
         write_json({"passages": [{key: getattr(it, key) for key in keys} for it in passages]})

@@ -105,20 +105,14 @@ def _in_turn(
 
     def answer(text: str) -> str:
         nonlocal done
-        output = _summary(answerer, text) if text else ""
+        (answer,) = answerer.answer([answerer.prepare(text)]) if text else [None]
+        if answer and answer.finished and answer.finished.reason == "error":
+            raise UserError(answer.finished.message)
         done += 1
         show(done, None)
-        return output
+        return answer.output if answer else ""
 
     return lambda texts: [answer(text) for text in texts]
-
-
-def _summary(answerer: "Answerer", text: str) -> str:
-    """The answer of the prompt file to a text. Raises UserError when there is none."""
-    (answer,) = answerer.answer([answerer.prepare(text)])
-    if answer.finished and answer.finished.reason == "error":
-        raise UserError(answer.finished.message)
-    return answer.output
 
 
 def _document(

@@ -2,16 +2,14 @@
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from chatapp.commands import options as shared
-from chatapp.commands.console import complain, interruptible, write, write_json
-from chatapp.common.userfiles import Progress, UserError
+from chatapp.commands.console import complain, interruptible, progress, write, write_json
+from chatapp.common.userfiles import UserError
 
 
 def get(
@@ -33,9 +31,9 @@ def get(
         return
     with (
         interruptible("interrupted; run the same command again to continue"),
-        _bar(name) as progress,
+        progress(name, of_bytes=True) as show,
     ):
-        model = fetch(name, say=complain, progress=progress)
+        model = fetch(name, say=complain, progress=show)
     if as_json:
         write_json({"name": name, **model.document()})
     else:
@@ -102,30 +100,3 @@ def _list_known(*, as_json: bool) -> None:
         "memory, and tokens per second at most, are estimates from a model's shape and the speed "
         "of this machine's memory, measured now; `chatapp bench` measures a model"
     )
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Progress]:
-    """A bar of bytes on standard error while the context lasts, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)

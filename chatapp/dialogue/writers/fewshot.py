@@ -144,12 +144,6 @@ class FewShotWriter(Writer):
             ),
         )
 
-    def _length_alone(self, system: str | None, message: str, max_tokens: int) -> int:
-        prompt = self._prompt
-        if system is not None:
-            prompt = replace(prompt, instruction=system.strip())
-        return self._count(self._layout(prompt).render([], message))
-
     def render_instruction(self, system: str | None) -> list[Segment]:
         text = self._prompt.instruction if system is None else system.strip()
         return [Segment("instruction", text)] if text else []
