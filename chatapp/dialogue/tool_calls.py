@@ -46,10 +46,6 @@ class Toolbox:
             model, pattern, {name: tool.parameters for name, tool in self.tools.items()}
         )
 
-    def first_call(self, question: str, cancel: threading.Event) -> Requested | None:
-        """The call chosen for a question; None where the model opens calls, or needs none."""
-        return None if self.choose is None else self.choose(question, cancel)
-
     def call(self, requested: Requested) -> Call:
         """A call that begins."""
         return Call(requested.name, requested.arguments, STOPPED.text, "running", 0)

@@ -79,7 +79,8 @@ def turn(
     prompt = prompt or write_prompt(writer, exchanges, options)
     options = replace(options, cancel=cancel, changes=options.changes.added_after(len(prompt.ids)))
     yield PromptWritten(prompt)
-    if toolbox is not None and question and (chosen := toolbox.first_call(question, cancel)):
+    choose = None if toolbox is None else toolbox.choose
+    if toolbox and choose and question and (chosen := choose(question, cancel)):
         # The model knows no form for a result, so the result is the reply.
         yield reply.add(Calling(toolbox.call(chosen)))
         yield reply.add(Called(*toolbox.run(chosen, cancel, model, None)))

@@ -137,10 +137,7 @@ class Service:
     async def _embed(self, body: EmbeddingBody) -> Document:
         """Mean hidden states of texts after the final norm, for similarities."""
         texts = await asyncio.to_thread(ids_of, self.model, body.input, "input")
-        vectors = [
-            await self.worker.call(lambda ids=ids: self.model.embed(ids))  # type: ignore[misc]
-            for ids in texts
-        ]
+        vectors = [await self.worker.call(partial(self.model.embed, ids)) for ids in texts]
         data = await asyncio.to_thread(
             lambda: [
                 {"object": "embedding", "index": place, "embedding": _vector(vector, body)}
@@ -498,9 +495,7 @@ class Completions(Replies):
             for number, ids in enumerate(self._prompts):
                 tokens: list[ScoredToken] = []
                 if top is not None:
-                    tokens = await worker.call(
-                        lambda ids=ids, top=top: worker.scorer.score(ids, top)  # type: ignore[misc]
-                    )
+                    tokens = await worker.call(partial(worker.scorer.score, ids, top))
                 for which in range(self._count):
                     text = self._text(number, ids)
                     yield ReplyPiece(number * self._count + which, text, tokens=tokens)

@@ -103,6 +103,9 @@ def evaluate(
     from chatapp.common.settings import load_settings
 
     _refuse(context.params)
+    from chatapp.tasks.evaluation.evaluate import Grid
+    from chatapp.tasks.settings import SETTINGS
+
     settings = load_settings({"model": model})
     if lambada is not None:
         with interruptible("interrupted"):
@@ -115,7 +118,8 @@ def evaluate(
     if generate is not None:
         _write_items(tasks, generate)
         return
-    grid = _grid(context.params)
+    values = {name: _split_list(context.params[name]) for name in SETTINGS}
+    grid = Grid.of(values, seeds, seed)
     hint = f"; run the same command again to continue {report}" if report else ""
     with interruptible(f"interrupted{hint}"):
         results = _evaluate_tasks(tasks, grid, settings, report, concurrency)
@@ -155,14 +159,6 @@ def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict
         "seed": grid.seed,
         "limit": options["limit"],
     }
-
-
-def _grid(options: dict[str, Any]) -> "Grid":
-    from chatapp.tasks.evaluation.evaluate import Grid
-    from chatapp.tasks.settings import SETTINGS
-
-    values = {name: _split_list(options[name]) for name in SETTINGS}
-    return Grid.of(values, options["seeds"], options["seed"])
 
 
 def _split_list(value: str | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from os.path import abspath, expanduser
 from typing import TYPE_CHECKING
 
 from chatapp.common.paths import cache_dir
-from chatapp.common.userfiles import Progress
+from chatapp.common.userfiles import Progress, no_progress
 from chatapp.dialogue.documents.index import Index, Passage
 from chatapp.dialogue.documents.reader import DocumentReader
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet
@@ -69,7 +69,7 @@ class Documents:
 
         progress: called often while files are found and read; an exception of it ends the reading.
         """
-        report = progress or (lambda done, of: None)
+        report = progress or no_progress
         listing = self._reader.list_files(self.document_set.paths, lambda: report(0, 1))
         left_out = listing.left_out + self._index.renew(listing.files, self._reader, report)
         coverage = SearchCoverage(*self._index.count(), left_out)

@@ -17,22 +17,22 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from chatapp.common.foreign import parse_json, without_surrogates
-from chatapp.common.userfiles import quoted, read_required, reason, shown
+from chatapp.common.userfiles import Progress, no_progress, quoted, read_required, reason, shown
 from chatapp.dialogue.importing.forms import (
     ImportedChat,
-    ImportedMessage,
     ImportingError,
     program_of,
     read_foreign,
     read_own,
 )
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import NewMessage
 
 _SUFFIXES = (".json", ".jsonl", ".ndjson")
 
@@ -174,9 +174,7 @@ class Placed(NamedTuple):
     is_new: bool
 
 
-def read_chats(
-    *paths: Path, progress: Callable[[int, int], object] = lambda done, of: None
-) -> ImportedFiles:
+def read_chats(*paths: Path, progress: Progress = no_progress) -> ImportedFiles:
     """The chats in files, folders and archives, at least one. Raises ImportingError for none.
 
     progress: called with how many chats are read, and of how many so far. What it raises stops
@@ -266,9 +264,7 @@ def _content(chat: ImportedChat) -> str:
 
 
 def store_chats(
-    store: Store,
-    chats: Sequence[ImportedChat],
-    progress: Callable[[int, int], object] = lambda done, of: None,
+    store: Store, chats: Sequence[ImportedChat], progress: Progress = no_progress
 ) -> list[Placed]:
     """Store chats, all or none of them. Raises StoreError.
 
@@ -281,7 +277,7 @@ def store_chats(
     count, done = sum(len(chat.messages) for chat in chats), itertools.count()
     placed = list[Placed]()
 
-    def counted(messages: Iterable[ImportedMessage]) -> Iterator[ImportedMessage]:
+    def counted(messages: Iterable[NewMessage]) -> Iterator[NewMessage]:
         for message in messages:
             if (number := next(done)) % _PROGRESS_EVERY == 0:
                 progress(number, count)
@@ -293,7 +289,7 @@ def store_chats(
         for chat in chats:
             chat_id = store.chat_from(chat.origin)
             is_new, last = chat_id is None, None
-            messages: Sequence[ImportedMessage] = chat.messages
+            messages: Sequence[NewMessage] = chat.messages
             if chat_id is None:
                 chat_id = store.create_chat(
                     title=chat.title,
@@ -312,8 +308,8 @@ def store_chats(
 
 
 def _further(
-    store: Store, chat_id: int, messages: Sequence[ImportedMessage]
-) -> tuple[Sequence[ImportedMessage], int | None]:
+    store: Store, chat_id: int, messages: Sequence[NewMessage]
+) -> tuple[Sequence[NewMessage], int | None]:
     """The messages that a stored chat does not have on any branch, and the one to add them to."""
     stored = {}
     for row in reversed(store.tree(chat_id)):

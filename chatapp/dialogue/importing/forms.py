@@ -27,27 +27,13 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import UserError, quoted, shown
 from chatapp.dialogue.documents.sources import Source
-from chatapp.dialogue.store.rows import Status, own_origin
+from chatapp.dialogue.store.rows import NewMessage, Status, own_origin
 from chatapp.prompting.messages import Call, Role
 from chatapp.prompting.thoughts_and_calls import DEEPEST, depth
 
 
 class ImportingError(UserError):
     """Why a file or a chat cannot be read, in one sentence that names the place."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedMessage:
-    """A message to be stored."""
-
-    role: Role
-    text: str
-    status: Status = "complete"
-    thoughts: str = ""
-    sources: tuple[Source, ...] = ()
-    calls: tuple[Call, ...] = ()
-    changes: str = ""
-    original: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +49,7 @@ class ImportedChat:
     system: str | None
     template: str
     model: str
-    messages: tuple[ImportedMessage, ...]
+    messages: tuple[NewMessage, ...]
     tags: str = ""
     origin: str = ""
     note: str = ""
@@ -104,12 +90,12 @@ def read_own(document: dict[str, Any], place: str) -> ImportedChat:
     )
 
 
-def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedMessage]]:
+def _messages(document: dict[str, Any], place: str) -> tuple[str, list[NewMessage]]:
     """The text of a first system message, "" without one, and all other messages."""
     rows = document.get("messages")
     if not isinstance(rows, list):
         raise unexpected(place, document, "messages", "a list of messages")
-    system, messages = "", list[ImportedMessage]()
+    system, messages = "", list[NewMessage]()
     for number, row in enumerate(rows, 1):
         where = f"{place}, message {number}"
         if not isinstance(row, dict):
@@ -140,16 +126,18 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
         sources = _parts(row, "sources", Source, where)
         calls = _parts(row, "calls", Call, where)
         _check_calls(calls, role, content, where)
-        status = _status(row, where)
+        status = row.get("status", "complete")
+        if status not in get_args(Status):
+            raise unexpected(where, row, "status", f"one of {', '.join(get_args(Status))}")
         changes = text_of(row, "changes", where)
         original = text_of(row, "original", where) if "original" in row else None
         parts = status, thoughts, sources, calls, changes, original
-        message = ImportedMessage(cast(Role, role), content, *parts)
+        message = NewMessage(cast(Role, role), content, *parts)
         messages.append(_continued(before, message) if before else message)
     return system, messages
 
 
-def _continued(before: ImportedMessage, message: ImportedMessage) -> ImportedMessage:
+def _continued(before: NewMessage, message: NewMessage) -> NewMessage:
     """Join the beginning of a reply and its continuation after a call."""
     beginning = f"{before.text}\n\n" if before.text else ""
     return replace(
@@ -159,13 +147,6 @@ def _continued(before: ImportedMessage, message: ImportedMessage) -> ImportedMes
         sources=before.sources + message.sources,
         calls=(*before.calls, *(replace(c, at=c.at + len(beginning)) for c in message.calls)),
     )
-
-
-def _status(row: dict[str, Any], where: str) -> Status:
-    status = row.get("status", "complete")
-    if status not in get_args(Status):
-        raise unexpected(where, row, "status", f"one of {', '.join(get_args(Status))}")
-    return cast(Status, status)
 
 
 def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tuple[_Part, ...]:
@@ -215,7 +196,7 @@ def _joined_parts(parts: list[Any], where: str) -> str:
 _DETAILS = re.compile(r'<details type="(reasoning|tool_calls|code_interpreter)"[^<>]*>')
 _SUMMARY = re.compile(r"\s*<summary>[^<>]*</summary>")
 _ROLES: Mapping[str, Role] = {"user": "user", "human": "user", "assistant": "assistant"}
-_Read = tuple[str, Sequence[ImportedMessage], str]
+_Read = tuple[str, Sequence[NewMessage], str]
 """The instructions, the messages, and a note; see `ImportedChat`."""
 
 
@@ -261,17 +242,17 @@ def read_foreign(program: ForeignProgram, document: dict[str, Any], place: str) 
     )
 
 
-def _turns(messages: Iterable[ImportedMessage]) -> tuple[ImportedMessage, ...]:
+def _turns(messages: Iterable[NewMessage]) -> tuple[NewMessage, ...]:
     """Messages that alternate: those of one side in a row as one, the first of the user."""
-    turns: list[ImportedMessage] = []
+    turns: list[NewMessage] = []
     for message in messages:
         if turns and turns[-1].role == message.role:
             before = turns.pop()
             text = "\n\n".join(filter(None, (before.text, message.text)))
             thoughts = "\n\n".join(filter(None, (before.thoughts, message.thoughts)))
-            message = ImportedMessage(message.role, text, message.status, thoughts)
+            message = NewMessage(message.role, text, message.status, thoughts)
         if not turns and message.role == "assistant":
-            turns.append(ImportedMessage("user", ""))  # a reply without a question
+            turns.append(NewMessage("user", ""))  # a reply without a question
         turns.append(message)
     return tuple(turns)
 
@@ -362,7 +343,7 @@ def _read_chatgpt(document: dict[str, Any], place: str) -> _Read:
         # A picture that the user sent without words is a message, too: it has a reply.
         pictured = role == "user" and any(not isinstance(part, str) for part in parts)
         if role and (text.strip() or pictured or thought):
-            messages.append(ImportedMessage(role, text, thoughts=thought))
+            messages.append(NewMessage(role, text, thoughts=thought))
     return "", messages, note
 
 
@@ -383,7 +364,7 @@ def _read_open_webui(document: dict[str, Any], place: str) -> _Read:
             text, thoughts = _without_details(text)
         if role:
             text = _with_files(text, message.get("files"))
-            messages.append(ImportedMessage(role, text, thoughts=thoughts))
+            messages.append(NewMessage(role, text, thoughts=thoughts))
     system = _within(chat, "params", "system") or chat.get("system")
     return system if isinstance(system, str) else "", messages, note
 
@@ -428,7 +409,7 @@ def _read_librechat(document: dict[str, Any], place: str) -> _Read:
         role: Role = "user" if row["isCreatedByUser"] else "assistant"
         status: Status = "error" if row.get("error") is True else "complete"
         status = "stopped" if row.get("unfinished") is True else status
-        messages.append(ImportedMessage(role, text, status, thoughts))
+        messages.append(NewMessage(role, text, status, thoughts))
     system = _within(document, "options", "promptPrefix")
     return system if isinstance(system, str) else "", messages, note
 
@@ -447,7 +428,7 @@ def _read_claude(document: dict[str, Any], place: str) -> _Read:
         # The text of older exports is whole; in newer ones it names what the parts hold.
         text = _joined(content, "text", "\n\n") or text_of(row, "text", where)
         text = _with_files(text, row.get("attachments"), row.get("files"))
-        messages.append(ImportedMessage(role, text, thoughts=_joined(content, "thinking", "\n\n")))
+        messages.append(NewMessage(role, text, thoughts=_joined(content, "thinking", "\n\n")))
     return "", messages, ""
 
 

@@ -28,7 +28,7 @@ from chatapp.dialogue.store.rows import (
     Feedback,
     Generation,
     Hit,
-    MessageContent,
+    NewMessage,
     Origin,
     Status,
     StoredChat,
@@ -229,7 +229,10 @@ class Store:
             return self.message(message_id)
 
     def add_messages(
-        self, chat_id: int, messages: Iterable[MessageContent], parent_id: int | None = None
+        self,
+        chat_id: int,
+        messages: Iterable[NewMessage | StoredMessage],
+        parent_id: int | None = None,
     ) -> None:
         """Add messages to a chat, the first below `parent_id` (None: at the root) and each below
         the one before; the path ends in the last.

@@ -8,7 +8,7 @@ import re
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, TypedDict
 
 from chatapp.common.foreign import parse_json
 from chatapp.dialogue.documents.sources import Source
@@ -104,25 +104,18 @@ class ChatSummary:
         return cls(**{**row, "archived": bool(row["archived"])})
 
 
-class MessageContent(Protocol):
-    """A message apart from its place in a chat; for the fields see `StoredMessage`."""
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message to be stored; for the fields see `StoredMessage`."""
 
-    @property
-    def role(self) -> Role: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def status(self) -> Status: ...
-    @property
-    def thoughts(self) -> str: ...
-    @property
-    def changes(self) -> str: ...
-    @property
-    def original(self) -> str | None: ...
-    @property
-    def sources(self) -> tuple[Source, ...]: ...
-    @property
-    def calls(self) -> tuple[Call, ...]: ...
+    role: Role
+    text: str
+    status: Status = "complete"
+    thoughts: str = ""
+    sources: tuple[Source, ...] = ()
+    calls: tuple[Call, ...] = ()
+    changes: str = ""
+    original: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,10 @@ def unanswered(
     inputs: each with the beginning of its row, its place and its text; existing rows must begin in
     the same way. identity, report: see `answer_all`. Raises PromptError.
     """
-    done = journal.rows() if journal else iter(())
+    if journal is None:
+        yield from inputs
+        return
+    done = journal.rows()
     for beginning, item in inputs:
         row = next(done, None)
         if row is None:
@@ -326,27 +329,23 @@ def unanswered(
             continue
         if row.get("run") != identity:
             raise PromptError(
-                f"{_place(journal)}: was written with another prompt, model or option; "
+                f"{journal.path}: was written with another prompt, model or option; "
                 "choose another file to keep it"
             )
         if any(row.get(key) != value for key, value in beginning.items()):
             place = next(iter(beginning))
             raise PromptError(
-                f"{_place(journal)}: its row for {place} {row.get(place)} does not match "
+                f"{journal.path}: its row for {place} {row.get(place)} does not match "
                 "these inputs; choose another file to keep it"
             )
         if "error" in row:
             report(str(row["error"]))
     if next(done, None) is not None:
-        raise PromptError(f"{_place(journal)}: has more rows than there are inputs")
+        raise PromptError(f"{journal.path}: has more rows than there are inputs")
 
 
 def _text_of(query: Query | RowsError) -> str | None:
     return None if isinstance(query, RowsError) else item_of(query).input
-
-
-def _place(journal: Journal | None) -> str:
-    return str(journal.path) if journal else ""
 
 
 def _answered(

@@ -51,8 +51,8 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-_Path = Annotated[str, StringConstraints(min_length=1)]
-_Mark = Annotated[str, StringConstraints(min_length=1)]
+_Filled = Annotated[str, StringConstraints(min_length=1)]
+_Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class _Score(_Strict):
@@ -64,33 +64,28 @@ class _Chat(_Strict):
 
 
 class DocumentKeys(_Strict):
-    paths: list[_Path] = Field(min_length=1)
+    paths: list[_Filled] = Field(min_length=1)
     method: str = "bm25"
     limit: int = key_of(LIMIT, PASSAGES)
     size: int = Field(PASSAGE_SIZE, ge=50)
 
 
 class _Calls(_Strict):
-    tool: _Mark = CALCULATOR.tool
-    argument: _Mark = CALCULATOR.argument
-    begin: _Mark = CALCULATOR.begin
-    end: _Mark = CALCULATOR.end
-    close: _Mark = CALCULATOR.close
+    tool: _Filled = CALCULATOR.tool
+    argument: _Filled = CALCULATOR.argument
+    begin: _Filled = CALCULATOR.begin
+    end: _Filled = CALCULATOR.end
+    close: _Filled = CALCULATOR.close
 
 
 class OutputKeys(_Strict):
-    schema_: _Path | None = Field(None, alias="schema")
-    pattern: _Path | None = None
-    grammar: _Path | None = None
+    schema_: _Filled | None = Field(None, alias="schema")
+    pattern: _Filled | None = None
+    grammar: _Filled | None = None
 
 
 class GenerateKeys(sampling_model()):  # type: ignore[misc]  # a class made of another
     """The sampling parameters; only those set in the file count."""
-
-
-_Layout = Annotated[str, StringConstraints(min_length=1)]
-_Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-_Stop = Annotated[str, StringConstraints(min_length=1)]
 
 
 class DescribedKeys(_Strict):
@@ -100,7 +95,7 @@ class DescribedKeys(_Strict):
 class PersonaKeys(DescribedKeys):
     """The keys of a persona, with their defaults."""
 
-    system: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    system: _Words
     template: str = ""
 
 
@@ -110,11 +105,11 @@ class PromptKeys(DescribedKeys):
     instruction: str = ""
     input_prefix: str = "Input: "
     output_prefix: str = "Output:"
-    example: _Layout = ""
-    query: _Layout = ""
+    example: _Filled = ""
+    query: _Filled = ""
     separator: str = "\n\n"
-    stop: list[_Stop] | None = None
-    labels: list[_Label] = Field([], min_length=2)
+    stop: list[_Filled] | None = None
+    labels: list[_Words] = Field([], min_length=2)
     choices: str = ""
     format: Literal[tuple(FORMATS)] | None = None  # type: ignore[valid-type]
     columns: dict[str, str] = {}
@@ -382,9 +377,13 @@ def load_prompt(path: Path) -> PromptFile:
     if kind not in (".toml", ".txt"):
         raise PromptError(f"{path}: expected a prompt file ending in .toml, .txt, .jsonl or .csv")
     source = _read(path)
-    if kind == ".txt":
-        return _from_text(path, source)
-    return prompt_from(path, source)
+    if kind == ".toml":
+        return prompt_from(path, source)
+    text = source.rstrip()
+    if not text:
+        raise PromptError(f"{path}: is empty, expected a text to complete")
+    first = text.strip().splitlines()[0]
+    return PromptFile(path=path, text=text, description=first[:60] + "…" * (len(first) > 60))
 
 
 def prompt_from(path: Path, source: str) -> PromptFile:
@@ -393,64 +392,6 @@ def prompt_from(path: Path, source: str) -> PromptFile:
         raise _key_error(
             path, source, ("system",), "is the key of a persona, which only a chat takes"
         )
-    return _from_toml(path, source)
-
-
-def prompt_from_pool(path: Path) -> PromptFile:
-    """The prompt for a JSONL or CSV file of examples without a prompt file.
-
-    The names of the fields announce inputs and outputs ("Question: ", "Answer:"), except for fields
-    that contain a whole prompt (context, prompt).
-    """
-    pool = read_pool(path)
-    input_field, output_field = pool.fields
-    whole = input_field in ("context", "prompt")
-    return PromptFile(
-        path=path,
-        description=f"{len(pool)} examples",
-        input_prefix="" if whole else f"{input_field.capitalize()}: ",
-        output_prefix="" if whole else f"{output_field.capitalize()}:",
-        stop=("\n\n",),
-        pool=pool,
-        generate=_ANSWER,
-    )
-
-
-def _read(path: Path) -> str:
-    text = read_required(path, PromptError)
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise PromptError(f"{path}, line {line}: holds a NUL character, which no text has")
-    return text.replace("\r\n", "\n")
-
-
-def _from_text(path: Path, source: str) -> PromptFile:
-    text = source.rstrip()
-    if not text:
-        raise PromptError(f"{path}: is empty, expected a text to complete")
-    first = text.strip().splitlines()[0]
-    return PromptFile(path=path, text=text, description=first[:60] + "…" * (len(first) > 60))
-
-
-_Schema = TypeVar("_Schema", bound=DescribedKeys)
-
-
-def _parsed(path: Path, source: str, schema: type[_Schema]) -> _Schema:
-    """The validated keys of a TOML file. Raises PromptError."""
-    data = parse_toml(source, path, PromptError)
-    what = "persona" if schema is PersonaKeys else "prompt file"
-    return validated(schema, data, PromptError, origin=path, what=what, source=source)
-
-
-def _keys_of(source: str) -> Set[str]:
-    """The top-level keys of a TOML source; none when it is invalid."""
-    try:
-        return tomllib.loads(source).keys()
-    except (ValueError, RecursionError):
-        return frozenset()
-
-
-def _from_toml(path: Path, source: str) -> PromptFile:
     file = _parsed(path, source, PromptKeys)
     measures: tuple[str, ...] = LABEL_MEASURES if file.labels else TEXT_MEASURES
     if file.choices:
@@ -486,6 +427,52 @@ def _from_toml(path: Path, source: str) -> PromptFile:
         source=source,
     )
     return replace(prompt, pool=_pool(prompt, file))
+
+
+def prompt_from_pool(path: Path) -> PromptFile:
+    """The prompt for a JSONL or CSV file of examples without a prompt file.
+
+    The names of the fields announce inputs and outputs ("Question: ", "Answer:"), except for fields
+    that contain a whole prompt (context, prompt).
+    """
+    pool = read_pool(path)
+    input_field, output_field = pool.fields
+    whole = input_field in ("context", "prompt")
+    return PromptFile(
+        path=path,
+        description=f"{len(pool)} examples",
+        input_prefix="" if whole else f"{input_field.capitalize()}: ",
+        output_prefix="" if whole else f"{output_field.capitalize()}:",
+        stop=("\n\n",),
+        pool=pool,
+        generate=_ANSWER,
+    )
+
+
+def _read(path: Path) -> str:
+    text = read_required(path, PromptError)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise PromptError(f"{path}, line {line}: holds a NUL character, which no text has")
+    return text.replace("\r\n", "\n")
+
+
+_Schema = TypeVar("_Schema", bound=DescribedKeys)
+
+
+def _parsed(path: Path, source: str, schema: type[_Schema]) -> _Schema:
+    """The validated keys of a TOML file. Raises PromptError."""
+    data = parse_toml(source, path, PromptError)
+    what = "persona" if schema is PersonaKeys else "prompt file"
+    return validated(schema, data, PromptError, origin=path, what=what, source=source)
+
+
+def _keys_of(source: str) -> Set[str]:
+    """The top-level keys of a TOML source; none when it is invalid."""
+    try:
+        return tomllib.loads(source).keys()
+    except (ValueError, RecursionError):
+        return frozenset()
 
 
 def _output(path: Path, source: str, file: PromptKeys) -> Output | None:
