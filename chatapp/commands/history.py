@@ -21,7 +21,7 @@ from chatapp.commands.console import (
     write_output,
 )
 from chatapp.commands.loading import open_store
-from chatapp.common.foreign import local_time, printable
+from chatapp.common.foreign import local_time, one_line, printable
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows, rows_of_model
 
@@ -80,9 +80,9 @@ def list_chats(limit: Limit = 50, as_json: shared.JsonOption = False) -> None:
                 str(chat.id),
                 str(chat.messages),
                 _date(chat.updated),
-                Text(_line(chat.model)),
+                Text(one_line(chat.model)),
                 Text(
-                    f"{_line(chat.title) or 'Untitled chat'}  {_line(chat.tags)}".rstrip(),
+                    f"{one_line(chat.title) or 'Untitled chat'}  {one_line(chat.tags)}".rstrip(),
                     no_wrap=True,
                     overflow="ellipsis",
                 ),
@@ -113,7 +113,7 @@ def search(
 
         lines = []
         for hit in hits:
-            heading = f"{hit.chat_id}  {_date(hit.updated)}  {_line(hit.title)}"
+            heading = f"{hit.chat_id}  {_date(hit.updated)}  {one_line(hit.title)}"
             lines.append(Text(heading, style="bold", no_wrap=True, overflow="ellipsis"))
             lines.append(Text(f"    {hit.role}: ").append_text(_marked(hit.snippet)))
         _write_rich(*lines)
@@ -165,6 +165,8 @@ def export(
     force: shared.ForceOption = False,
 ) -> None:
     """Export a chat, or all of them."""
+    from chatapp.dialogue.export import as_text
+
     if (chat_id is None) != export_all and not (feedback and chat_id is None):
         raise UserError("give either the id of a chat or --all")
     if export_all and format is ExportFormat.HTML and not feedback:
@@ -178,7 +180,9 @@ def export(
         if feedback:
             text = _feedback(store, ids, feedback, model)
         else:
-            text = _exported(store, ids, format, as_list=export_all, thinking=thinking)
+            chats = [(store.chat(id), store.path(id)) for id in ids]
+            suffix = ".md" if format is ExportFormat.MARKDOWN else f".{format}"
+            text = as_text(chats, suffix, as_list=export_all, thinking=thinking)
     if not ids:
         complain("there are no chats yet")
     elif not text:
@@ -249,7 +253,7 @@ def delete(
         if not yes:
             if not sys.stdin.isatty():
                 raise UserError("to delete a chat, confirm with --yes")
-            title = _line(chat.title) or "Untitled chat"
+            title = one_line(chat.title) or "Untitled chat"
             if not typer.confirm(f"Delete chat {chat_id}, {title}?", err=True):
                 complain("nothing was deleted")
                 raise typer.Exit(1)
@@ -285,28 +289,6 @@ def _all_ids(store: "Store") -> list[int]:
     return [chat.id for chat in store.chats(limit=sys.maxsize)]
 
 
-def _exported(
-    store: "Store", ids: list[int], format: ExportFormat, *, as_list: bool, thinking: bool
-) -> str:
-    from chatapp.dialogue.export import to_html, to_json, to_markdown, to_training_rows
-
-    chats = [(store.chat(id), store.path(id)) for id in ids]
-    if format is ExportFormat.MARKDOWN:
-        return "\n---\n\n".join(to_markdown(chat, messages) for chat, messages in chats)
-    if format is ExportFormat.HTML:
-        return to_html(*chats[0])
-    if format is ExportFormat.JSONL:
-        rows = [
-            row
-            for chat, messages in chats
-            for row in to_training_rows(chat, messages, thinking=thinking)
-        ]
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    documents = [to_json(chat, messages) for chat, messages in chats]
-    document = documents if as_list else documents[0]
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
 def _feedback(store: "Store", ids: list[int], format: FeedbackFormat, model: str | None) -> str:
     rows = [row for id in ids for row in feedback_rows(store, id, format)]
     chosen = rows if model is None else rows_of_model(rows, model)
@@ -333,11 +315,6 @@ def _write_rich(*parts: "RenderableType") -> None:
 
 def _date(seconds: float) -> str:
     return local_time(seconds).strftime("%Y-%m-%d %H:%M")
-
-
-def _line(text: str) -> str:
-    """Foreign text on one line."""
-    return " ".join(printable(text).split())
 
 
 def _marked(snippet: str) -> "Text":

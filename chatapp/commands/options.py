@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from chatapp.commands.loading import open_store
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import one_line
 from chatapp.common.parameters import PARAMETERS, PRECISIONS, Parameter
 from chatapp.common.userfiles import UserError
 
@@ -141,7 +141,7 @@ def chats() -> Iterable[tuple[str, str]]:
         return []
     with open_store() as store:
         latest = store.chats(limit=_MOST_CHATS)
-    return [(str(chat.id), " ".join(printable(chat.title).split())[:_TITLE]) for chat in latest]
+    return [(str(chat.id), one_line(chat.title)[:_TITLE]) for chat in latest]
 
 
 StrictOption = Annotated[

@@ -90,22 +90,30 @@ table {{ border-collapse: collapse; }} td, th {{ border: 1px solid #8886; paddin
 """
 
 
-def as_text(chat: StoredChat, messages: Sequence[StoredMessage], suffix: str) -> str:
-    """A chat as the content of a file with this suffix: .md, .html, .json or .jsonl.
+def as_text(
+    chats: Sequence[tuple[StoredChat, Sequence[StoredMessage]]],
+    suffix: str,
+    *,
+    as_list: bool = False,
+    thinking: bool = False,
+) -> str:
+    """Chats with their messages as the content of a file with this suffix: .md, .html (of one),
+    .json or .jsonl, which is empty where there is nothing that could be trained on.
 
-    Raises ValueError for another one, and when there is nothing that could be trained on.
+    as_list: whether the JSON of one chat is a list, too. thinking: see `to_training_rows`. Raises
+    ValueError for another suffix.
     """
     if suffix == ".md":
-        return to_markdown(chat, messages)
+        return "\n---\n\n".join(to_markdown(*chat) for chat in chats)
     if suffix == ".html":
-        return to_html(chat, messages)
+        return to_html(*chats[0])
     if suffix == ".json":
-        return json.dumps(to_json(chat, messages), indent=2, ensure_ascii=False) + "\n"
+        documents = [to_json(*chat) for chat in chats]
+        document = documents if as_list else documents[0]
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     if suffix != ".jsonl":
         raise ValueError("expected a file name that ends in .md, .html, .json or .jsonl")
-    rows = to_training_rows(chat, messages)
-    if not rows:
-        raise ValueError("there is no complete exchange to train on")
+    rows = (row for chat in chats for row in to_training_rows(*chat, thinking=thinking))
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import one_line
 
 if TYPE_CHECKING:
     from chatapp.dialogue.documents.index import Passage
@@ -37,7 +37,7 @@ class Source:
     @property
     def name(self) -> str:
         """The name of its file, without the folder, on one printable line."""
-        return " ".join(printable(PurePath(self.file).name).split())
+        return one_line(PurePath(self.file).name)
 
 
 def fitting(

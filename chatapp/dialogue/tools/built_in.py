@@ -127,6 +127,7 @@ _TOKEN = re.compile(
     r"\s*(?:(\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
     r"|(\*\*|//|mod\b|of\b|[-+*/%()]))"
 )
+_BEGINS_PART = re.compile(r"[\d(.]")
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "\u00a0": " "})
 _TIMES = re.compile(r"(?<=[\d)\s])[xX](?=[\d(\s])")
 
@@ -229,13 +230,10 @@ class _Parser:
             self._place += 1
         else:
             raise ToolError(f"there is {self._next or 'nothing'!r} where a number should be")
-        while self._next == "%" and not self._begins_part(self._tokens[self._place + 1]):
+        while self._next == "%" and not _BEGINS_PART.match(self._tokens[self._place + 1]):
             self._place += 1
             value /= 100
         return value
-
-    def _begins_part(self, token: str) -> bool:
-        return token[:1].isdigit() or token[:1] in ("(", ".")
 
     def _deeper(self, read: Callable[[], Fraction]) -> Fraction:
         self._depth += 1

@@ -5,19 +5,15 @@ from pathlib import Path
 
 from chatapp.dialogue.documents.search import Documents
 from chatapp.dialogue.documents.sources import fitting
-from chatapp.dialogue.tools.tool import Stopped, ToolError
+from chatapp.dialogue.tools.tool import ToolError, stopped_by
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 
 
 def search(documents: Documents, query: str, cancel: threading.Event) -> str:
     """The passages nearest to a query, in the form of prompts. Raises ToolError, Stopped."""
-
-    def go_on(done: int, of: int) -> None:
-        if cancel.is_set():
-            raise Stopped
-
+    go_on = stopped_by(cancel)
     try:
-        passages = documents.search(query, go_on)
+        passages = documents.search(query, lambda done, of: go_on())
     except DocumentsError as error:
         raise ToolError(str(error)) from None
     sources = fitting(passages, 1, lambda text: 0)

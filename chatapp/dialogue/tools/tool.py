@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from chatapp.common.foreign import clean, parse_json, printable, revealed
+from chatapp.common.foreign import clean, one_line, parse_json, revealed
 from chatapp.common.paths import allowed_tools_path
 from chatapp.common.userfiles import (
     UserError,
@@ -158,7 +158,7 @@ def call_in_words(name: str, arguments: Arguments) -> str:
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in arguments.items()
     )
-    return " ".join(printable(f"{name.strip()}({', '.join(parts)})").split())
+    return one_line(f"{name.strip()}({', '.join(parts)})")
 
 
 @cache

@@ -377,7 +377,10 @@ def _documents(argument: str) -> DocumentSet:
 def _as_text(store: Store, chat_id: int, suffix: str) -> str:
     from chatapp.dialogue.export import as_text
 
-    return as_text(store.chat(chat_id), store.path(chat_id), suffix)
+    text = as_text([(store.chat(chat_id), store.path(chat_id))], suffix)
+    if not text:
+        raise ValueError("there is no complete exchange to train on")
+    return text
 
 
 def _write(store: Store, chat_id: int, path: Path) -> None:

@@ -30,7 +30,7 @@ async def test_tags_are_shown_found_and_exported(open_app, store, tmp_path):
         await driver.settle()
     chat_id = next(chat.id for chat in store.chats() if chat.id != other)
     assert store.chat(chat_id).tags == "#work #[b]sea"
-    (tmp_path / "x.json").write_text(as_text(store.chat(chat_id), store.path(chat_id), ".json"))
+    (tmp_path / "x.json").write_text(as_text([(store.chat(chat_id), store.path(chat_id))], ".json"))
     assert read_chats(tmp_path / "x.json").chats[0].tags == "#work #[b]sea"
 
 
@@ -90,10 +90,10 @@ async def test_a_reply_edited_in_place_is_marked_everywhere(open_app, store, tmp
         assert "dry" not in model.prompts[-1]
     chat, path = store.chats()[0], store.path(1)
     assert path[1].original == "The sea is dry."
-    assert "## Assistant (edited)" in as_text(store.chat(chat.id), path, ".md")
-    page = as_text(store.chat(chat.id), path, ".html")
+    assert "## Assistant (edited)" in as_text([(store.chat(chat.id), path)], ".md")
+    page = as_text([(store.chat(chat.id), path)], ".html")
     assert "edited" in page
-    (tmp_path / "x.json").write_text(as_text(store.chat(chat.id), path, ".json"))
+    (tmp_path / "x.json").write_text(as_text([(store.chat(chat.id), path)], ".json"))
     assert read_chats(tmp_path / "x.json").chats[0].messages[1].original == "The sea is dry."
     (row,) = feedback_rows(store, chat.id, FeedbackFormat.KTO)
     assert row["edited"] is True
@@ -106,7 +106,7 @@ def test_a_page_holds_text_alone(store):
     hostile = "<script>x</script> [a](javascript:b) ![i](http://c/d.png) **bold** \x1b[2J"
     chat_id = fill(store, [hostile, hostile])
     store.set_markdown(chat_id, True)
-    page = as_text(store.chat(chat_id), store.path(chat_id), ".html")
+    page = as_text([(store.chat(chat_id), store.path(chat_id))], ".html")
     assert "<script" not in page
     assert "href" not in page.replace('href="http://c/d.png"', "")
     assert "<img" not in page
