@@ -18,6 +18,7 @@ from finetune.config.sections import ConfigError
 Rows = Sequence[dict[str, Any]]
 _STEPS = 40
 _BATCH = 4
+_RATE, _ADAPTER_RATE = 1e-4, 5e-4
 _HELD_OUT_FROM = 100
 _SMALL = 200_000_000
 """Bytes of weights up to which the whole model is trained; a larger one gets an adapter."""
@@ -27,15 +28,13 @@ _SMALL = 200_000_000
 class FeedbackMethod:
     """A way to learn from feedback.
 
-    needed: rows; of verdicts, at least a quarter of them good and a quarter bad. rates: of full
-    tuning and of an adapter.
+    needed: rows; of verdicts, at least a quarter of them good and a quarter bad.
     """
 
     format: FeedbackFormat
     words: str
     needed: int
     objective: str
-    rates: tuple[float, float]
 
 
 LESSONS = (
@@ -44,12 +43,9 @@ LESSONS = (
         "preferences",
         8,
         'kind = "dpo"\naux_weight = 1.0  # the supervised term keeps the better replies likely',
-        (1e-4, 5e-4),
     ),
-    FeedbackMethod(
-        FeedbackFormat.SFT, "corrections", 8, 'kind = "l3"\naux_weight = 0.0', (1e-4, 5e-4)
-    ),
-    FeedbackMethod(FeedbackFormat.KTO, "verdicts", 16, 'kind = "kto"', (1e-4, 5e-4)),
+    FeedbackMethod(FeedbackFormat.SFT, "corrections", 8, 'kind = "l3"\naux_weight = 0.0'),
+    FeedbackMethod(FeedbackFormat.KTO, "verdicts", 16, 'kind = "kto"'),
 )
 """In the order of choice. A correction is also a preference over its own reply."""
 
@@ -142,7 +138,7 @@ bad_rows = "skip"
 
 [train]
 method = "{"full" if full else "lora"}"
-learning_rate = {lesson.rates[0] if full else lesson.rates[1]}
+learning_rate = {_RATE if full else _ADAPTER_RATE}
 epochs = {epochs}
 batch_size = {_BATCH}
 """,

@@ -14,7 +14,7 @@ from rich.console import Console
 from chatapp.common.foreign import parse_json, printable
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import UserError, read_regular
-from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
+from chatapp.engine.backends.head import HEAD_FILE, HeadModel
 from chatapp.engine.models.resolving import find_model
 from chatapp.rows.examples import item_of
 from chatapp.rows.reading import Row
@@ -43,13 +43,9 @@ class Predictor:
     identity: str
 
     @property
-    def spec(self) -> HeadSpec:
-        return self.head.spec
-
-    @property
     def roles(self) -> tuple[str, ...]:
         """The fields of an input."""
-        return ROLES[self.spec.task][:-1]
+        return ROLES[self.head.spec.task][:-1]
 
     def row(self, entry: str | dict[str, Any], location: str) -> Labelled:
         """A text, or the fields of an input, as a row. Raises BadRow and ConfigError."""
@@ -80,7 +76,7 @@ class Predictor:
         outputs = self.head.outputs([self.head.encoder.sequences(texts) for texts in inputs])
         choices = (row.fields.get("choices", []) for row in rows)
         return [
-            answer_document(self.spec, output, named if isinstance(named, list) else [])
+            answer_document(self.head.spec, output, named if isinstance(named, list) else [])
             for output, named in zip(outputs, choices, strict=True)
         ]
 

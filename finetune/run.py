@@ -156,7 +156,7 @@ def _run(
             objective.figures,
             objective.curves,
             # One process alone cannot generate with a sharded model.
-            None if loop.is_sharded else sampler(setup),
+            None if loop.learner.is_sharded else sampler(setup),
             config.samples.every,
         )
         if is_first_process():

@@ -18,7 +18,7 @@ from chatapp.engine.errors import first_line
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, COMPANIONS, CONFIG
 from chatapp.engine.models.resolving import BUNDLED, find_model
 from finetune.config.sections import ConfigError
-from finetune.training.adapters import copy_companions, require_new_folder
+from finetune.training.adapters import copy_companions
 from finetune.training.checkpoints import whole_model
 from finetune.training.record import CARD_FILE
 
@@ -45,7 +45,8 @@ def merge(run: str, out: Path) -> None:
     files = find_model(run)
     if files.base is None:
         raise ConfigError(f"{run}: expected a run with an adapter; this is a whole model already")
-    require_new_folder(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists already; name a new folder")
     types = {_TYPES.get(header.dtype, torch.float32) for header in files.base.headers}
     mixed = files.base.is_gguf or len(types) > 1
     model = load_network(files).to(torch.float32 if mixed else types.pop())

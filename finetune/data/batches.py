@@ -299,7 +299,7 @@ class Rows(Dataset[Tensors]):
     def packed(
         cls, examples: Sequence[Encoded], aux_span: SupervisedSpan, length: int, seed: int
     ) -> "Rows":
-        """Several examples per row, at most `length` tokens together."""
+        """Several examples per row; length: see `pack`."""
         return cls(
             examples, aux_span, pack([len(example.ids) for example in examples], length, seed)
         )
@@ -323,13 +323,13 @@ class Rows(Dataset[Tensors]):
 
 
 def pack(lengths: Sequence[int], length: int, seed: int) -> list[list[int]]:
-    """Pack indices into bins of at most `length` tokens: best fit, longest first.
+    """Pack indices into bins of at most `length` tokens, or those of the longest example if it has
+    more: best fit, longest first.
 
     Examples of one length are taken in a random order by the seed, so that neighbours in the data
-    do not end up in one bin. Raises ValueError when one alone does not fit.
+    do not end up in one bin.
     """
-    if lengths and max(lengths) > length:
-        raise ValueError(f"an example of {max(lengths)} tokens does not fit a row of {length}")
+    length = max([length, *lengths])
     shuffled = np.random.default_rng(seed).permutation(len(lengths))
     order = shuffled[np.argsort(-np.asarray(lengths)[shuffled], kind="stable")]
     bins: list[list[int]] = []

@@ -28,17 +28,14 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from chatapp.engine.model import PieceTokenizer
-from chatapp.rows.reading import Row
 from chatapp.tasks.metrics import wilson
 from finetune.config.objectives import KtoSettings
 from finetune.data.batches import Tensors
 from finetune.data.encoding import Encoded, Span
-from finetune.data.formats import Layout
 from finetune.data.preferences import (
     EncodedFeedback,
     EncodedPair,
     EncodedVerdict,
-    FeedbackRow,
     detect_feedback,
 )
 from finetune.objectives.log_probs import side, token_log_probs
@@ -98,10 +95,7 @@ class Kto(FeedbackObjective):
 
     evaluator = VerdictEvaluator
     needs_reference = True
-
-    @staticmethod
-    def detect(row: Row) -> Layout[FeedbackRow]:
-        return detect_feedback(row)
+    detect = staticmethod(detect_feedback)
 
     @staticmethod
     def sides(rows: Sequence[EncodedFeedback], longest: int) -> Sides:

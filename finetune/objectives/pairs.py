@@ -23,13 +23,11 @@ from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.models.resolving import find_model
-from chatapp.rows.reading import Row
 from chatapp.tasks.metrics import wilson
 from finetune.config.objectives import SupervisedSpan
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import Tensors, collate
-from finetune.data.formats import Layout
-from finetune.data.preferences import EncodedFeedback, EncodedPair, FeedbackRow, detect_preference
+from finetune.data.batches import Tensors, aux_labels, collate, response_labels
+from finetune.data.preferences import EncodedFeedback, EncodedPair, detect_preference
 from finetune.objectives.heads import WithHead
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
 from finetune.objectives.objective import (
@@ -46,6 +44,7 @@ from finetune.objectives.objective import (
     through_head,
 )
 from finetune.objectives.rows import (
+    PACKED_LENGTH,
     PairRows,
     Sides,
     batches_on,
@@ -55,7 +54,6 @@ from finetune.objectives.rows import (
     give_reference,
     lengths_document,
     lengths_line,
-    pair_row_sets,
     pair_rows,
     reply_lengths,
     show_pairs,
@@ -86,31 +84,22 @@ class SideReplies(NamedTuple):
 class PairScores(NamedTuple):
     """The results of pairs, each (pairs,). loss has a gradient, the others are figures.
 
+    rewards, logps: of the chosen and of the rejected replies; of a reward model there are no logps.
     counts: False for a pair without labels, which fills a batch.
     """
 
     loss: Tensor
-    chosen_reward: Tensor
-    rejected_reward: Tensor
+    rewards: Sequence[Tensor]
     counts: Tensor
-    chosen_logp: Tensor | None = None
-    rejected_logp: Tensor | None = None
+    logps: Sequence[Tensor] = ()
 
     def figures(self) -> dict[str, Tensor]:
         """The figures of each pair, by name."""
-        margin = (self.chosen_reward - self.rejected_reward).detach()
-        figures = {
-            "accuracy": (margin > 0).float(),
-            "margin": margin,
-            "chosen_reward": self.chosen_reward.detach(),
-            "rejected_reward": self.rejected_reward.detach(),
-        }
-        if self.chosen_logp is not None and self.rejected_logp is not None:
-            figures |= {
-                "chosen_logp": self.chosen_logp.detach(),
-                "rejected_logp": self.rejected_logp.detach(),
-            }
-        return figures
+        chosen, rejected = (reward.detach() for reward in self.rewards)
+        margin = chosen - rejected
+        figures = [(margin > 0).float(), margin, chosen, rejected]
+        figures += [logp.detach() for logp in self.logps]
+        return dict(zip((*REWARD_FIGURES, *LOGP_FIGURES), figures, strict=False))
 
 
 def replies_of(logps: Tensor, batch: Tensors) -> SideReplies:
@@ -204,15 +193,11 @@ class PairEvaluator(FeedbackEvaluator):
 
 class FeedbackObjective(Objective):
     """An objective on pairs of sequences made of feedback. span: the tokens of L1 in the first
-    sequences.
+    sequences. detect: the layout of a row; raises BadRow.
     """
 
     span: SupervisedSpan = "response"
-
-    @staticmethod
-    def detect(row: Row) -> Layout[FeedbackRow]:
-        """The layout of a row. Raises BadRow."""
-        return detect_preference(row)
+    detect = staticmethod(detect_preference)
 
     @staticmethod
     def sides(rows: Sequence[EncodedFeedback], longest: int) -> Sides:
@@ -231,14 +216,25 @@ class FeedbackObjective(Objective):
 
     @classmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
-        prepared = encode_feedback(config, text, cls.detect)
+        data, prepared = config.data, encode_feedback(config, text, cls.detect)
         objective = cls.of(config.objective, prepared.train)
-        return objective, pair_row_sets(prepared, config, text, objective.span, cls.sides)
-
-
-def metric_scalars(labels: Mapping[str, str]) -> dict[str, Scalar]:
-    """Scalars that are figures of held-out rows by the same names."""
-    return {name: Scalar(label, metric=name) for name, label in labels.items()}
+        span = objective.span
+        packed = (data.max_length or PACKED_LENGTH, config.seed) if data.packing else None
+        train = pair_rows(prepared.train, config, text, span, cls.sides, packed)
+        replies = [*train.first.examples, *train.second.examples]
+        return objective, RowSets(
+            train=train,
+            held_out={
+                name: pair_rows(rows, config, text, span, cls.sides)
+                for name, rows in prepared.held_out.items()
+            },
+            collate=partial(collate, pad_id=text.tokenizer.end_id),
+            examples=len(train.examples),
+            hashes=prepared.report.hashes,
+            response_labels=sum(int(response_labels(reply).sum()) for reply in replies),
+            aux_labels=sum(int(aux_labels(example, span).sum()) for example in train.examples),
+            report=prepared.report,
+        )
 
 
 _FIELDS = {"aux_weight": "weight", "aux_span": "span", "label_smoothing": "smoothing"}
@@ -272,11 +268,12 @@ class PairObjective(FeedbackObjective):
 
     @property
     def scalars(self) -> Mapping[str, Scalar]:
+        figures = REWARD_FIGURES | dict(self.logp_figures)
         return {
             self.name: Scalar(self.title, curve=True, metric="loss"),
             "pair_loss": Scalar("pairs" if self.weight else ""),
             "l1": Scalar("L1", metric="l1") if self.weight else Scalar(),
-            **metric_scalars(REWARD_FIGURES | dict(self.logp_figures)),
+            **{key: Scalar(label, metric=key) for key, label in figures.items()},
         }
 
     def summary(self, data: RowSets) -> str:
@@ -411,14 +408,8 @@ class Dpo(PairObjective):
             losses = (1 - self.beta * (ratios[0] - ratios[1])).relu()
         else:
             losses = self._sigmoid(self.beta * (ratios[0] - ratios[1]))
-        return PairScores(
-            loss=losses,
-            chosen_reward=self.beta * ratios[0],
-            rejected_reward=self.beta * ratios[1],
-            counts=chosen.tokens > 0,
-            chosen_logp=chosen.logps,
-            rejected_logp=rejected.logps,
-        )
+        rewards = [self.beta * ratio for ratio in ratios]
+        return PairScores(losses, rewards, chosen.tokens > 0, [chosen.logps, rejected.logps])
 
     def _sigmoid(self, margin: Tensor) -> Tensor:
         right = -functional.logsigmoid(margin)
@@ -455,14 +446,9 @@ class Cpo(PairObjective):
 
     def of_replies(self, chosen: SideReplies, rejected: SideReplies) -> PairScores:
         logps = [self.log_probability(side) for side in (chosen, rejected)]
-        return PairScores(
-            loss=-functional.logsigmoid(self.beta * (logps[0] - logps[1]) - self.gamma),
-            chosen_reward=self.beta * logps[0],
-            rejected_reward=self.beta * logps[1],
-            counts=chosen.tokens > 0,
-            chosen_logp=logps[0],
-            rejected_logp=logps[1],
-        )
+        losses = -functional.logsigmoid(self.beta * (logps[0] - logps[1]) - self.gamma)
+        rewards = [self.beta * logp for logp in logps]
+        return PairScores(losses, rewards, chosen.tokens > 0, logps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -510,14 +496,8 @@ class Orpo(PairObjective):
         ]
         odds = [mean - (-mean.expm1()).log() for mean in means]
         losses = -self.beta * functional.logsigmoid(odds[0] - odds[1])
-        return PairScores(
-            loss=losses,
-            chosen_reward=self.beta * means[0],
-            rejected_reward=self.beta * means[1],
-            counts=chosen.tokens > 0,
-            chosen_logp=means[0],
-            rejected_logp=means[1],
-        )
+        rewards = [self.beta * mean for mean in means]
+        return PairScores(losses, rewards, chosen.tokens > 0, means)
 
 
 REWARD_SPEC = HeadSpec(REWARD, (), "")
@@ -553,7 +533,7 @@ class Reward(WithHead, PairObjective):
         replies = replies_of(logps[0::2], side(batch, 0))
         losses = -functional.logsigmoid(chosen - rejected - replies.value)
         losses = losses + self.centring * (chosen + rejected) ** 2
-        return PairScores(losses, chosen, rejected, replies.tokens > 0)
+        return PairScores(losses, (chosen, rejected), replies.tokens > 0)
 
     def _log_probs(self, hidden: Tensor, model: Any, batch: Tensors) -> Tensor:
         return torch.zeros(batch["input_ids"].shape, device=hidden.device)

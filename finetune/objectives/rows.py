@@ -84,9 +84,8 @@ def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> Ro
     prepared = encode_run_chats(config, text)
     examples = with_start(prepared.train, text.start)
     if config.data.packing:
-        longest = max(len(example.ids) for example in examples)
         limit = min(PACKED_LENGTH, config.data.max_length or text.window)
-        train = Rows.packed(examples, span, max(longest, limit), config.seed)
+        train = Rows.packed(examples, span, limit, config.seed)
     else:
         train = Rows(examples, span)
     return RowSets(
@@ -136,10 +135,7 @@ class PairRows(Dataset[Tensors]):
     ) -> None:
         """packed: the least tokens of a row with several pairs, and the seed of their order."""
         lengths = [max(len(a.ids), len(b.ids)) for a, b in zip(first, second, strict=True)]
-        bins = None
-        if packed:
-            size, seed = packed
-            bins = pack(lengths, max([size, *lengths]), seed)
+        bins = pack(lengths, *packed) if packed else None
         columns = {"value": torch.tensor(values)}
         self.first, self.second = (Rows(side, span, bins, columns) for side in (first, second))
         self.values = values
@@ -182,35 +178,6 @@ MakeSides = Callable[[Sequence[EncodedFeedback], int], Sides]
 """Makes pairs of examples; see `FeedbackObjective.sides`."""
 
 
-def pair_row_sets(
-    prepared: ExampleSets[EncodedFeedback],
-    config: FinetuneConfig,
-    text: ModelText,
-    span: SupervisedSpan,
-    sides: MakeSides,
-) -> RowSets:
-    """The rows of an objective, for training (packed, if configured) and evaluation.
-
-    span: the tokens of L1 in the first sequences.
-    """
-    packed = (config.data.max_length or PACKED_LENGTH, config.seed) if config.data.packing else None
-    train = pair_rows(prepared.train, config, text, span, sides, packed)
-    replies = [*train.first.examples, *train.second.examples]
-    return RowSets(
-        train=train,
-        held_out={
-            name: pair_rows(rows, config, text, span, sides)
-            for name, rows in prepared.held_out.items()
-        },
-        collate=partial(collate, pad_id=text.tokenizer.end_id),
-        examples=len(train.examples),
-        hashes=prepared.report.hashes,
-        response_labels=sum(int(response_labels(reply).sum()) for reply in replies),
-        aux_labels=sum(int(aux_labels(example, span).sum()) for example in train.examples),
-        report=prepared.report,
-    )
-
-
 def pair_rows(
     rows: Sequence[EncodedFeedback],
     config: FinetuneConfig,
@@ -219,7 +186,10 @@ def pair_rows(
     sides: MakeSides,
     packed: tuple[int, int] | None = None,
 ) -> PairRows:
-    """Examples as rows of one pair each, or packed; see `pair_row_sets`."""
+    """Examples as rows of one pair each, or packed.
+
+    span: the tokens of L1 in the first sequences. packed: see `PairRows`.
+    """
     first, second, values = sides(rows, length_of(config.data, text.window))
     first, second = (with_start(list(side), text.start) for side in (first, second))
     return PairRows(first, second, values, span, text.tokenizer.end_id, packed)

@@ -184,14 +184,6 @@ def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
     )
 
 
-def require_new_folder(out: Path) -> None:
-    """Raises ConfigError if a whole model cannot be written there without mixing it with other
-    files.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists already; name a new folder")
-
-
 def copy_companions(files: ModelFiles, target: Path) -> None:
     """Copy the files of a model other than config and weights; an adapter's over its base's."""
     if files.base is not None:

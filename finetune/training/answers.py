@@ -9,12 +9,11 @@ from itertools import islice
 from pathlib import Path
 
 from chatapp.common.foreign import one_line
-from chatapp.dialogue.events import Options, TurnEvent
+from chatapp.dialogue.events import Options
 from chatapp.dialogue.turn import write_prompt
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.backends.transformers_model import NetworkModel
-from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, subset
@@ -47,24 +46,17 @@ class SampledReply:
 def greedy_replies(
     model: LanguageModel, stop: Sequence[str], prompts: Iterable[Sequence[int]], max_tokens: int
 ) -> Iterator[SampledReply]:
-    """The greedy reply to each prompt.
+    """The greedy reply to each prompt, without the space around it.
 
     stop: texts that end a reply.
     """
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
     requests = (Request(ids, greedy, stop) for ids in prompts)
     for text, finished in whole_replies(model.generate_many(requests)):
-        yield whole_reply([replace(finished, text=text)])
-
-
-def whole_reply(events: Iterable[TurnEvent]) -> SampledReply:
-    """The complete reply of a generation, without the space around it."""
-    texts, error = [], ""
-    for event in events:
-        texts.append(event.text)
-        if isinstance(event, Finished) and event.reason == "error":
-            error = event.message or "no reason was given"
-    return SampledReply("".join(texts).strip(), error)
+        error = ""
+        if finished.reason == "error":
+            error = finished.message or "no reason was given"
+        yield SampledReply(text.strip(), error)
 
 
 @contextmanager

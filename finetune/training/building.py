@@ -152,14 +152,14 @@ def build_loop(setup: RunSetup, output: Path, *, probe: bool = False) -> Loop:
         complete=partial(complete, setup),
     )
     if setup.objective.draws_replies:
-        if loop.is_sharded:
+        if loop.learner.is_sharded:
             raise ConfigError(
                 f"objective.kind {config.objective.kind} draws replies from the whole model, and "
                 "FSDP cuts it; use data-parallel processes"
             )
         loop.draws = _DRAWS[type(setup.objective)](setup)
     answered = [figures for figures in (best_figure(setup), task_figures(setup)) if figures]
-    if answered and loop.is_sharded:
+    if answered and loop.learner.is_sharded:
         raise ConfigError(
             f"train.metric_for_best_model {settings.metric_for_best_model} and tasks need the "
             "whole model, and FSDP cuts it; use loss or accuracy, without tasks"

@@ -33,6 +33,7 @@ from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, advantages
 from finetune.objectives.objective import has_adapter, through_head
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PACKED_LENGTH, with_start
+from finetune.training.loop import Draws
 from finetune.training.setup import RunSetup
 
 AT_ONCE = 64
@@ -243,8 +244,7 @@ def packed_bins(examples: Sequence[Encoded], setup: RunSetup) -> list[list[int]]
     """The rows that examples with new replies are packed in; None without packing."""
     if not setup.config.data.packing:
         return None
-    lengths = [len(example.ids) for example in examples]
-    return pack(lengths, max([PACKED_LENGTH, *lengths]), setup.config.seed)
+    return pack([len(example.ids) for example in examples], PACKED_LENGTH, setup.config.seed)
 
 
 def drawn_replies(setup: RunSetup, requests: Sequence[Request]) -> Iterator[DrawnReply]:
@@ -277,8 +277,8 @@ def _example(prompt: EncodedPrompt, reply: DrawnReply) -> Encoded:
     return Encoded(ids, spans, prompt.key)
 
 
-class OwnReplies:
-    """Replaces a share of the last replies of a step; see `Draws`."""
+class OwnReplies(Draws):
+    """Replaces a share of the last replies of a step, which draws them anew: it stores nothing."""
 
     def __init__(self, setup: RunSetup) -> None:
         self.setup, self.objective = setup, cast(Distillation, setup.objective)
@@ -334,12 +334,6 @@ class OwnReplies:
             return batch
         rows = Rows(examples, "prompt", packed_bins(examples, self.setup))
         return self.setup.data.collate([rows[index] for index in range(len(rows))])
-
-    def save(self, checkpoint: Path, process: int) -> None:
-        """Every step draws anew; there is nothing to store."""
-
-    def load(self, checkpoint: Path, process: int) -> None:
-        """See `save`."""
 
 
 def _examples(batch: Tensors) -> Iterator[Encoded]:

@@ -214,11 +214,6 @@ class Loop:
         """The model as it is called, which may be wrapped for several processes."""
         return self.learner.called
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each process has only a part of the weights."""
-        return self.learner.is_sharded
-
     # --- the steps ---
 
     def train(self, checkpoint: Path | None = None) -> None:

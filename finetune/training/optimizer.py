@@ -99,15 +99,11 @@ def muon_beside_adamw(
     """
     matrices = hidden_matrices(model)
     others = {name for name, _ in model.named_parameters()} - matrices
-    return MuonBesideAdamW(
-        filter(_has_any, _groups(model, matrices, decayed, weight_decay)),
-        filter(_has_any, _groups(model, others, decayed, weight_decay)),
-        **settings,
+    matrix_groups, other_groups = (
+        [group for group in _groups(model, names, decayed, weight_decay) if group["params"]]
+        for names in (matrices, others)
     )
-
-
-def _has_any(group: dict[str, Any]) -> bool:
-    return bool(group["params"])
+    return MuonBesideAdamW(matrix_groups, other_groups, **settings)
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:

@@ -294,7 +294,6 @@ _LARGEST = 1e150
 """Of a figure: its square is finite."""
 
 _COSTS = ("learning_rate", "grad_norm", "tokens_per_second", "memory_bytes")
-_SPEEDS = ("_runtime", "_per_second", "_time")
 
 
 class RunLog:
@@ -316,11 +315,11 @@ class RunLog:
         return rows
 
     def keep(self, step: int, logs: dict[str, Any]) -> None:
-        """Write the relevant values of transformers' log into the log."""
+        """Write the values of a step or a measurement that belong into the log."""
         row = {
             key: value
             for key, value in logs.items()
-            if key in self._keys or (key.startswith("eval_") and not key.endswith(_SPEEDS))
+            if key in self._keys or key.startswith("eval_")
         }
         if row:
             self.write(step, row)

@@ -120,7 +120,7 @@ def test_regression_learns_numbers_whatever_they_are_counted_in(tmp_path):
     assert measured.figures["pearson"] > 0.8
     first = measured.document()["predictions"][0]
     assert first.keys() == {"label", "score"}
-    assert open_predictor(str(run)).spec.scale is not None
+    assert open_predictor(str(run)).head.spec.scale is not None
     source.write_text('{"text": "a", "label": "many"}\n{"text": "b", "label": 2}\n')
     head = {"task": "classification", "problem_type": "regression"}
     with pytest.raises(ConfigError, match=r"line 1: label is 'many'; expected a number"):

@@ -145,5 +145,4 @@ def test_packing_many_is_tight():
 
 def test_packing_nothing_and_too_much():
     assert pack([], 10, 0) == []
-    with pytest.raises(ValueError, match="an example of 11 tokens does not fit a row of 10"):
-        pack([3, 11], 10, 0)
+    assert pack([3, 11], 10, 0) == [[1], [0]]
