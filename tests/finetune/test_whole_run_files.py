@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -36,8 +37,15 @@ def bad_batch(folder):
     _write_bad_batch(folder / BAD_BATCH_FILE, setup, NotFinite("", [batch]))
 
 
+class OnePair(list):
+    lengths = (99,)
+
+
 def reference_values(folder):
-    rows._write(folder / rows.REFERENCE_FILE, {"train": torch.zeros(99)}, "x")
+    path = folder / rows.REFERENCE_FILE
+    with patch.object(rows, "log_probs_of", return_value=[torch.zeros(2, 99)]):
+        digest = f"another, so that it is written again: {path.exists()}"
+        rows.give_reference(None, {"train": OnePair("1")}, None, "float32", None, path, digest)
 
 
 WRITES = {
