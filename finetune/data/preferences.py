@@ -33,6 +33,7 @@ from finetune.data.formats import (
     request_of,
     text_field,
 )
+from finetune.data.preparation import RowKind
 from finetune.data.split import content_key
 from finetune.data.turns import (
     all_turns,
@@ -406,6 +407,11 @@ def encode_row(encoder: ExampleEncoder, row: FeedbackRow) -> list[EncodedFeedbac
     # A cut of both counts as one row.
     encoder.truncated, encoder.turns_left_out = counted
     return [row.encoded(sequences)]
+
+
+PREFERENCES: RowKind[EncodedFeedback] = RowKind(FIELDS, detect_preference, encode_row)
+FEEDBACK: RowKind[EncodedFeedback] = RowKind(FIELDS, detect_feedback, encode_row)
+"""Verdicts, and preferences, each of which is two."""
 
 
 def _last_reply(encoded: Encoded) -> Encoded:

@@ -12,13 +12,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import OWN
 from chatapp.prompting.template import PLAIN, TEMPLATES
 from chatapp.rows.reading import BadRow, Row, RowTable, renamed, tables
 from finetune.config.sections import BadRows, ConfigError, Data, TrainSource
-from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
+from finetune.data.encoding import ExampleEncoder, ExampleTooLong
 from finetune.data.formats import FIELDS, Layout, detect, text_field
 from finetune.data.phrasings import Phrasings, load_phrasings
 from finetune.data.split import draw, is_held_out
@@ -150,9 +149,12 @@ class RowKind(Generic[Encodes]):
 
     fields: tuple[str, ...]
     detect: Callable[[Row], Layout[Any]]
-    encoder: ExampleEncoder
     encode: Callable[[ExampleEncoder, Any], list[Encodes]]
     phrased: bool = False
+
+
+CHATS = RowKind(FIELDS, detect, ExampleEncoder.encode, phrased=True)
+"""Chats, plain texts and few-shot prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,38 +209,22 @@ def length_of(data: Data, window: int) -> int:
     return length
 
 
-def encode_chats(
-    data: Data,
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    window: int,
-    seed: int,
-    start: Sequence[int] = (),
-    has_encoder: bool = False,
-) -> ExampleSets[Encoded]:
-    """Read and encode everything in `data`: chats, plain texts, few-shot prompts.
+def encode_rows(
+    data: Data, kind: RowKind[Encodes], encoder: ExampleEncoder, seed: int
+) -> ExampleSets[Encodes]:
+    """Read and encode everything in `data`.
 
-    window: the model's context in tokens. seed: for phrasings and for fractions of weights. start:
-    special tokens that the model puts before each example; the examples do not contain them.
-    has_encoder: see `ChatEncoder`. Raises ConfigError, at the first bad row unless they are
-    skipped.
+    seed: for phrasings and for fractions of weights. Raises ConfigError, at the first bad row
+    unless they are skipped.
     """
-    length = length_of(data, window)
-    encoder = ExampleEncoder(template, tokenizer, length, data.too_long, start, has_encoder)
-    kind = RowKind(FIELDS, detect, encoder, ExampleEncoder.encode, phrased=True)
-    return encode_rows(data, kind, seed)
-
-
-def encode_rows(data: Data, kind: RowKind[Encodes], seed: int) -> ExampleSets[Encodes]:
-    """Read and encode any kind of rows; see `encode_chats`."""
     report = Report()
-    reader = _Reader(kind, report, data.bad_rows, seed)
+    reader = _Reader(kind, encoder, report, data.bad_rows, seed)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
     held_out = {
         HELD_OUT: [example for file in files for row in reader.read(file) for example in row.first]
     }
     sources = [(source, list(reader.read(source))) for source in data.train]
-    report.truncated, report.turns_left_out = kind.encoder.truncated, kind.encoder.turns_left_out
+    report.truncated, report.turns_left_out = encoder.truncated, encoder.turns_left_out
     for name in _checked_clusters(data, report):
         members = (row for _, rows in sources for row in rows if row.cluster == name)
         held_out[name] = [example for row in members for example in row.first]
@@ -308,6 +294,7 @@ class _Reader(Generic[Encodes]):
     """Reads sources into the report, row by row; bad rows are raised or counted."""
 
     kind: RowKind[Encodes]
+    encoder: ExampleEncoder
     report: Report
     bad_rows: BadRows
     seed: int
@@ -343,9 +330,9 @@ class _Reader(Generic[Encodes]):
                     layout = layout or self.kind.detect(row)
                     examples = [layout.read(row)]
                 cluster = _cluster(row, source, phrasings)
-                phrased = [self.kind.encode(self.kind.encoder, e) for e in examples]
+                phrased = [self.kind.encode(self.encoder, example) for example in examples]
             except ExampleTooLong as error:
-                if self.kind.encoder.too_long == "raise":
+                if self.encoder.too_long == "raise":
                     raise ConfigError(
                         f"{error}; data.too_long can drop, truncate-prompt or truncate-history"
                     ) from None

@@ -12,6 +12,7 @@ from chatapp.rows.reading import BadRow, Row
 from finetune.data.encoding import ExampleEncoder, Span, last_response
 from finetune.data.formats import (
     CHAT_FIELDS,
+    FIELDS,
     Layout,
     TrainingExample,
     chat_example,
@@ -19,6 +20,7 @@ from finetune.data.formats import (
     system_of,
 )
 from finetune.data.preferences import prompt_fields, prompt_of
+from finetune.data.preparation import RowKind
 from finetune.data.turns import Tools, chat_of, tools_of
 
 # Templates render a reply only if there is one; the prompt does not depend on its text.
@@ -106,3 +108,6 @@ def _read_prompt(row: Row) -> PromptOnly:
 def _prompt(row: Row, messages: list[Message], tools: Tools) -> PromptOnly:
     example = chat_example(row.location, [*messages, _ANY_REPLY], tools, f"{row.location}: prompt")
     return PromptOnly(row.location, example.key, example.messages, tools=tools)
+
+
+PROMPTS = RowKind(FIELDS, detect_prompt, encode_prompt, phrased=True)

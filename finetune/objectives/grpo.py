@@ -36,10 +36,7 @@ from chatapp.engine.model import PieceTokenizer, Tokenizer
 from finetune.config.objectives import GrpoSettings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors, TrainingRows, collate
-from finetune.data.encoding import ExampleEncoder
-from finetune.data.formats import FIELDS
-from finetune.data.preparation import RowKind, encode_rows, length_of
-from finetune.data.prompts import EncodedPrompt, detect_prompt, encode_prompt
+from finetune.data.prompts import PROMPTS, EncodedPrompt
 from finetune.objectives.l3 import ChatEvaluator
 from finetune.objectives.log_probs import reply_sums, token_log_probs
 from finetune.objectives.objective import (
@@ -51,7 +48,7 @@ from finetune.objectives.objective import (
     through_head,
 )
 from finetune.objectives.rewards import DrawnReply, Rewards
-from finetune.objectives.rows import lengths_document, short_middling_long
+from finetune.objectives.rows import encode_run_rows, lengths_document, short_middling_long
 
 _SMALLEST_DEVIATION = 1e-4
 
@@ -120,18 +117,14 @@ class Grpo(Objective):
 
     @classmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
-        data, settings = config.data, cast(GrpoSettings, config.objective)
-        template, tokenizer, start = text.chat_template, text.tokenizer, text.start
+        settings, start = cast(GrpoSettings, config.objective), text.start
         if settings.max_tokens >= text.window:
             raise ConfigError(
                 f"objective.max_tokens is {settings.max_tokens:,}; the model's window has "
                 f"{text.window:,} tokens, prompt and reply together"
             )
         rewards = Rewards(settings.rewards)
-        length = length_of(data, text.window)
-        encoder = ExampleEncoder(template, tokenizer, length, data.too_long, start)
-        kind = RowKind(FIELDS, detect_prompt, encoder, encode_prompt, phrased=True)
-        prepared = encode_rows(data, kind, config.seed)
+        prepared = encode_run_rows(config, text, PROMPTS)
         for prompts in (prepared.train, *prepared.held_out.values()):
             rewards.check_references(prompts)
         return cls(config=settings, rewards=rewards), RowSets(
@@ -139,7 +132,7 @@ class Grpo(Objective):
             held_out={
                 name: PromptRows(prompts, start) for name, prompts in prepared.held_out.items()
             },
-            collate=partial(collate, pad_id=tokenizer.end_id),
+            collate=partial(collate, pad_id=text.tokenizer.end_id),
             examples=len(prepared.train),
             hashes=prepared.report.hashes,
             response_labels=0,

@@ -32,12 +32,7 @@ from chatapp.tasks.metrics import wilson
 from finetune.config.objectives import KtoSettings
 from finetune.data.batches import Tensors
 from finetune.data.encoding import Encoded, Span
-from finetune.data.preferences import (
-    EncodedFeedback,
-    EncodedPair,
-    EncodedVerdict,
-    detect_feedback,
-)
+from finetune.data.preferences import FEEDBACK, EncodedFeedback, EncodedPair, EncodedVerdict
 from finetune.objectives.log_probs import side, token_log_probs
 from finetune.objectives.objective import Figures, RowSets, Scalar, Tell, through_head
 from finetune.objectives.pairs import (
@@ -95,7 +90,7 @@ class Kto(FeedbackObjective):
 
     evaluator = VerdictEvaluator
     needs_reference = True
-    detect = staticmethod(detect_feedback)
+    row_kind = FEEDBACK
 
     @staticmethod
     def sides(rows: Sequence[EncodedFeedback], longest: int) -> Sides:

@@ -30,6 +30,7 @@ from finetune.config.objectives import L3Settings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Rows, Tensors, response_labels
 from finetune.data.encoding import Encoded, Span
+from finetune.data.preparation import CHATS
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import (
     Evaluator,
@@ -44,7 +45,7 @@ from finetune.objectives.objective import (
     through_head,
 )
 from finetune.objectives.rows import (
-    encode_run_chats,
+    encode_run_rows,
     mean_losses,
     read_chat_rows,
     show_lengths,
@@ -150,7 +151,7 @@ class ChatEvaluator(Evaluator):
             )
 
     def read_rows(self) -> tuple[list[Encoded], dict[str, list[Encoded]]]:
-        sets = encode_run_chats(self.config, self.text)
+        sets = encode_run_rows(self.config, self.text, CHATS)
         if not self.text.files.is_encoder_decoder:
             return sets.train, sets.held_out
         held_out = {name: replies_apart(rows) for name, rows in sets.held_out.items()}

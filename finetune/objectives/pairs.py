@@ -27,7 +27,7 @@ from chatapp.tasks.metrics import wilson
 from finetune.config.objectives import SupervisedSpan
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors, aux_labels, collate, response_labels
-from finetune.data.preferences import EncodedFeedback, EncodedPair, detect_preference
+from finetune.data.preferences import PREFERENCES, EncodedFeedback, EncodedPair
 from finetune.objectives.heads import WithHead
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
 from finetune.objectives.objective import (
@@ -50,7 +50,7 @@ from finetune.objectives.rows import (
     batches_on,
     count_alike,
     cut_line,
-    encode_feedback,
+    encode_run_rows,
     give_reference,
     lengths_document,
     lengths_line,
@@ -122,7 +122,7 @@ class FeedbackEvaluator(Evaluator):
 
     def read_rows(self) -> tuple[list[EncodedFeedback], dict[str, list[EncodedFeedback]]]:
         kind = cast(type[FeedbackObjective], objective_class(self.config))
-        sets = encode_feedback(self.config, self.text, kind.detect)
+        sets = encode_run_rows(self.config, self.text, kind.row_kind)
         return sets.train, sets.held_out
 
     def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[RowPrompt]:
@@ -193,11 +193,11 @@ class PairEvaluator(FeedbackEvaluator):
 
 class FeedbackObjective(Objective):
     """An objective on pairs of sequences made of feedback. span: the tokens of L1 in the first
-    sequences. detect: the layout of a row; raises BadRow.
+    sequences.
     """
 
     span: SupervisedSpan = "response"
-    detect = staticmethod(detect_preference)
+    row_kind = PREFERENCES
 
     @staticmethod
     def sides(rows: Sequence[EncodedFeedback], longest: int) -> Sides:
@@ -216,7 +216,7 @@ class FeedbackObjective(Objective):
 
     @classmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
-        data, prepared = config.data, encode_feedback(config, text, cls.detect)
+        data, prepared = config.data, encode_run_rows(config, text, cls.row_kind)
         objective = cls.of(config.objective, prepared.train)
         span = objective.span
         packed = (data.max_length or PACKED_LENGTH, config.seed) if data.packing else None

@@ -34,7 +34,6 @@ from torch.utils.data import Dataset
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import Progress, whole_file
 from chatapp.engine.model import PieceTokenizer
-from chatapp.rows.reading import Row
 from finetune.config.objectives import AuxSpan, SupervisedSpan
 from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import (
@@ -51,9 +50,8 @@ from finetune.data.batches import (
     response_labels,
 )
 from finetune.data.encoding import Encoded, ExampleEncoder, Span
-from finetune.data.formats import Layout
-from finetune.data.preferences import FIELDS, EncodedFeedback, FeedbackRow, encode_row
-from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
+from finetune.data.preferences import EncodedFeedback
+from finetune.data.preparation import CHATS, Encodes, ExampleSets, RowKind, encode_rows, length_of
 from finetune.objectives.log_probs import token_log_probs
 from finetune.objectives.objective import (
     EVALUATION_BATCH,
@@ -70,18 +68,25 @@ from finetune.objectives.objective import (
 PACKED_LENGTH = 512
 
 
-def encode_run_chats(config: FinetuneConfig, text: ModelText) -> ExampleSets[Encoded]:
-    """The chats, texts and few-shot prompts of a configuration as tokens. Raises ConfigError."""
-    template, tokenizer = text.chat_template, text.tokenizer
-    has_encoder = text.files.is_encoder_decoder
-    return encode_chats(
-        config.data, template, tokenizer, text.window, config.seed, text.start, has_encoder
+def encode_run_rows(
+    config: FinetuneConfig, text: ModelText, kind: RowKind[Encodes]
+) -> ExampleSets[Encodes]:
+    """The rows of a configuration as tokens. Raises ConfigError."""
+    data = config.data
+    encoder = ExampleEncoder(
+        text.chat_template,
+        text.tokenizer,
+        length_of(data, text.window),
+        data.too_long,
+        text.start,
+        text.files.is_encoder_decoder,
     )
+    return encode_rows(data, kind, encoder, config.seed)
 
 
 def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> RowSets:
-    """The same as rows. span: the tokens of L1. Raises ConfigError."""
-    prepared = encode_run_chats(config, text)
+    """The chats of a configuration as rows. span: the tokens of L1. Raises ConfigError."""
+    prepared = encode_run_rows(config, text, CHATS)
     examples = with_start(prepared.train, text.start)
     if config.data.packing:
         limit = min(PACKED_LENGTH, config.data.max_length or text.window)
@@ -159,16 +164,6 @@ class PairRows(Dataset[Tensors]):
         zeros = torch.zeros(row["input_ids"].shape)
         row["reference"] = zeros if self.reference is None else self.reference[index]
         return row
-
-
-def encode_feedback(
-    config: FinetuneConfig, text: ModelText, detect: Callable[[Row], Layout[FeedbackRow]]
-) -> ExampleSets[EncodedFeedback]:
-    """The feedback rows of a configuration as tokens. Raises ConfigError."""
-    data = config.data
-    length = length_of(data, text.window)
-    encoder = ExampleEncoder(text.chat_template, text.tokenizer, length, data.too_long, text.start)
-    return encode_rows(data, RowKind(FIELDS, detect, encoder, encode_row), config.seed)
 
 
 Sides = tuple[Sequence[Encoded], Sequence[Encoded], Sequence[float]]

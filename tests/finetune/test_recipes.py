@@ -16,9 +16,10 @@ from chatapp.prompting.template import TEMPLATES
 from chatapp.rows.reading import Row
 from finetune.cli import app
 from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, load_config
+from finetune.data.encoding import ExampleEncoder
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.phrasings import load_phrasings
-from finetune.data.preparation import encode_chats
+from finetune.data.preparation import CHATS, encode_rows
 from finetune.data.prompts import detect_prompt
 from finetune.recipes import arithmetic, flan, induction, run, sentiment, subtraction
 from finetune.training.architectures import ARCHITECTURES, build_network
@@ -58,7 +59,9 @@ def config(name):
 
 def prepared(data, **changes):
     data = data.model_copy(update=changes)
-    return encode_chats(data, TEMPLATES[data.template or "chat"], WordTokenizer(), 1024, 0)
+    template = TEMPLATES[data.template or "chat"]
+    encoder = ExampleEncoder(template, WordTokenizer(), 1024, data.too_long)
+    return encode_rows(data, CHATS, encoder, 0)
 
 
 def test_the_example_is_valid(tmp_path):

@@ -10,14 +10,14 @@ from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import ConfigError, Data
 from finetune.data.encoding import ExampleEncoder, Span
 from finetune.data.preferences import (
-    FIELDS,
+    FEEDBACK,
     EncodedVerdict,
     Preference,
     detect_feedback,
     detect_preference,
     encode_row,
 )
-from finetune.data.preparation import RowKind, encode_rows
+from finetune.data.preparation import encode_rows
 
 USER = {"role": "user", "content": "Who?"}
 ME = {"role": "assistant", "content": "Me."}
@@ -180,7 +180,7 @@ def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long):
 def prepared(path, rows, **data):
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     settings = Data.model_validate({"train": str(path), **data})
-    return encode_rows(settings, RowKind(FIELDS, detect_feedback, encoder(), encode_row), 0)
+    return encode_rows(settings, FEEDBACK, encoder(), 0)
 
 
 def test_a_prompt_never_stands_on_both_sides(tmp_path):

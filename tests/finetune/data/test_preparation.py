@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.prompting.template import ALPACA, CHAT, save_template
 from finetune.config.sections import ConfigError, Data
-from finetune.data.encoding import Span
-from finetune.data.preparation import HELD_OUT, choose_template, encode_chats
+from finetune.data.encoding import ExampleEncoder, Span
+from finetune.data.preparation import CHATS, HELD_OUT, choose_template, encode_rows, length_of
 
 
 def pairs(count, start=0):
@@ -27,7 +27,10 @@ def write(path, rows):
 
 
 def made(window=200, seed=0, **data):
-    prepared = encode_chats(Data.model_validate(data), CHAT, WordTokenizer(), window, seed)
+    settings = Data.model_validate(data)
+    length = length_of(settings, window)
+    encoder = ExampleEncoder(CHAT, WordTokenizer(), length, settings.too_long)
+    prepared = encode_rows(settings, CHATS, encoder, seed)
     report = prepared.report
     read = sum(table.rows for table in report.tables)
     assert report.kept + sum(report.dropped.values()) == read
