@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands.console import complain, status, write, write_json
+from chatapp.commands.console import FAILED, INTERRUPTED, complain, status, write, write_json
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from chatapp.engine.events import Event, Finished, Token
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.prompting.messages import Call, Message
-
-_INTERRUPTED = 130
 
 AblateOption = Annotated[
     str | None,
@@ -243,9 +241,9 @@ def _end(finished: "Finished") -> None:
     if finished.reason == "repetition":
         complain(REPEATED)
     if finished.reason == "error" or (finished.valid is False and finished.reason != "cancelled"):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     if finished.reason == "cancelled":
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _document(

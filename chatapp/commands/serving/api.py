@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from chatapp.commands.console import complain, status
+from chatapp.commands.console import FAILED, complain, status
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import HostOption, PortOption, PrecisionOption, TemplateOption
 from chatapp.common.userfiles import UserError, make_private, open_own, read_regular
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from chatapp.server.server import Access
     from chatapp.server.service import Service
 
-_FAILED = 1
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PATIENCE = 2.0
 """Seconds that open requests get when the server ends."""
@@ -138,7 +137,7 @@ def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> 
             listening = stack.enter_context(socket.create_server((host, port), family=family))
         except OSError as error:
             complain(f"{host} port {port} cannot be listened on: {error.strerror or error}")
-            raise typer.Exit(_FAILED) from None
+            raise typer.Exit(FAILED) from None
         served, described = {}, []
         for settings in wanted:
             served[settings.model], about = _served(settings)

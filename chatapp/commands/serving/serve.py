@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from chatapp.commands import options as shared
-from chatapp.commands.console import complain
+from chatapp.commands.console import FAILED, complain
 from chatapp.common.limited_process import module_command
 from chatapp.common.userfiles import UserError
 
-_FAILED = 1
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -59,4 +58,4 @@ def serve(
         server.serve()
     except OSError as error:
         complain(f"{host} port {port} cannot be listened on: {error.strerror or error}")
-        raise typer.Exit(_FAILED) from None
+        raise typer.Exit(FAILED) from None

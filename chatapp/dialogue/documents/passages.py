@@ -38,11 +38,23 @@ _NAME = re.compile(r"[^\s/>]*")
 # is searched once.
 _REST = re.compile(r"""(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+')|=)*+>""")
 
-HtmlBlock = tuple[str, str, str, int]
-"""The text, place, title and level of a `reading.TextBlock`."""
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    """A piece of a document that should not be cut.
+
+    place: its beginning, in words: "line 12", "page 3". title: if it is a heading, else "". level:
+    of the heading, from 1. alone: a row, which shares its passage with no other block.
+    """
+
+    text: str
+    place: str
+    title: str = ""
+    level: int = 0
+    alone: bool = False
 
 
-def html_blocks(text: str) -> list[HtmlBlock]:
+def html_blocks(text: str) -> list[TextBlock]:
     """The paragraphs of a page in order, including headings and list items.
 
     Broken HTML is read leniently.
@@ -110,7 +122,7 @@ class _Page:
     """The blocks of a page, as far as it was read."""
 
     def __init__(self) -> None:
-        self.blocks: list[HtmlBlock] = []
+        self.blocks: list[TextBlock] = []
         self._parts: list[str] = []
         self._line = 1
         self._unseen: list[str] = []
@@ -153,7 +165,8 @@ class _Page:
             text = re.sub(r" +", " ", text).strip()
         if text.strip():
             level = int(tag[1]) if tag in _HEADINGS else 0
-            self.blocks.append((text, f"line {self._line}", text if level else "", level))
+            title = text if level else ""
+            self.blocks.append(TextBlock(text, f"line {self._line}", title, level))
 
 
 MOST_BYTES = 16 * 2**20
@@ -173,21 +186,6 @@ _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-
 
 class Unreadable(Exception):
     """Why a file gives no text, in a few words that can be counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextBlock:
-    """A piece of a document that should not be cut.
-
-    place: its beginning, in words: "line 12", "page 3". title: if it is a heading, else "". level:
-    of the heading, from 1. alone: a row, which shares its passage with no other block.
-    """
-
-    text: str
-    place: str
-    title: str = ""
-    level: int = 0
-    alone: bool = False
 
 
 def read_bytes(path: Path) -> bytes:
@@ -220,7 +218,7 @@ def read_blocks(path: Path, data: bytes) -> list[TextBlock]:
 
 def _text_blocks(suffix: str, text: str) -> Iterator[TextBlock]:
     if suffix in _HTML:
-        return (TextBlock(*block) for block in html_blocks(text))
+        return iter(html_blocks(text))
     if suffix in _TABLES:
         return _table_rows(text, _TABLES[suffix])
     if suffix in (".jsonl", ".ndjson"):
@@ -296,11 +294,7 @@ def _heading(line: str) -> tuple[int, str]:
 
 
 def _pdf_blocks(data: bytes) -> Iterator[TextBlock]:
-    try:
-        pages = pdf_pages(data)
-    except PdfError as error:
-        raise Unreadable(str(error)) from None
-    for number, page in enumerate(pages, 1):
+    for number, page in enumerate(pdf_pages(data), 1):
         for paragraph in re.split(r"\n\s*\n", cleaned(page)):
             if paragraph.strip():
                 yield TextBlock(paragraph.strip("\n"), f"page {number}")
@@ -416,12 +410,8 @@ def _end(piece: str, size: int) -> int:
     return min(end, size) if end > 0 else size
 
 
-class PdfError(Exception):
-    """Why a PDF gives no text, in a few words."""
-
-
 def pdf_pages(data: bytes) -> list[str]:
-    """The text of each page by pypdf. Raises PdfError, and MemoryError.
+    """The text of each page by pypdf. Raises Unreadable, and MemoryError.
 
     A hostile PDF can take all memory or never end, so it is read only in a limited process; see
     reader.py.
@@ -433,12 +423,12 @@ def pdf_pages(data: bytes) -> list[str]:
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise PdfError("PDFs with a password")
+            raise Unreadable("PDFs with a password")
         for page in reader.pages:
             pages.append(page.extract_text()[:room])
             room -= len(pages[-1])
-    except (PdfError, MemoryError):
+    except (Unreadable, MemoryError):
         raise
     except Exception:  # whatever the library raises on malicious bytes
-        raise PdfError("PDFs that cannot be read") from None
+        raise Unreadable("PDFs that cannot be read") from None
     return pages

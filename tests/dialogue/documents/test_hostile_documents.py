@@ -83,11 +83,11 @@ HTML_PIECES = [
 @pytest.mark.parametrize("piece", HTML_PIECES)
 def test_a_page_of_the_same_again_and_again_is_read(piece):
     page = f"<p>walrus</p>{piece * (1_000_000 // len(piece))}"
-    assert html_blocks(page)[0][0] == "walrus"
+    assert html_blocks(page)[0].text == "walrus"
 
 
 def test_a_reference_of_thousands_of_digits_stays_as_it_is():
-    assert html_blocks(f"&#{'9' * 5000};")[0][0].startswith("&#999")
+    assert html_blocks(f"&#{'9' * 5000};")[0].text.startswith("&#999")
 
 
 def test_a_table_whose_header_is_its_size_times_its_rows_is_left_out():
