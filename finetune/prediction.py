@@ -171,9 +171,8 @@ def _shown(entry: Input) -> str | dict[str, Any] | None:
 
 
 def parsed(text: str, roles: tuple[str, ...]) -> str | dict[str, Any]:
-    """The value of `--input`: a text; if a row has several fields a JSON object of them.
-
-    Raises ConfigError.
+    """The value of `--input`, for `Predictor.row`: a text; if a row has several fields a JSON
+    object of them, where it is one.
     """
     if len(roles) == 1:
         return text
@@ -181,6 +180,4 @@ def parsed(text: str, roles: tuple[str, ...]) -> str | dict[str, Any]:
         fields = parse_json(text)
     except ValueError:
         fields = None
-    if not isinstance(fields, dict):
-        raise ConfigError(f"--input: expected a JSON object with {' and '.join(roles)}")
-    return fields
+    return fields if isinstance(fields, dict) else text

@@ -220,7 +220,7 @@ def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
     return before.max_steps > 0 or wanted.epochs > before.epochs
 
 
-def _print(console: Console, lines: Sequence[str]) -> None:
+def _print(console: Console, *lines: str) -> None:
     """Print lines of plain characters."""
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -236,7 +236,7 @@ def take_steps(loop: Loop, display: RunDisplay, lines: Sequence[str], command: s
     if checkpoint := last_checkpoint(output):
         check_whole(checkpoint)
         lines = [*lines, f"resuming from {checkpoint.name}"]
-    _print(console, lines)
+    _print(console, *lines)
     loop.observers.append(display)
     try:
         with _stops_on_signal(loop, console):
@@ -264,11 +264,11 @@ def _forgetting(setup: RunSetup, seconds: float, device: str, console: Console) 
     try:
         found = measure_forgetting(config.model, config.output, most, seconds / 10, device)
     except (UserError, ModelError, ValueError, RuntimeError, OSError, MemoryError) as error:
-        _print(console, [f"what it lost could not be measured: {first_line(error)}"])
+        _print(console, f"what it lost could not be measured: {first_line(error)}")
         return {}
     if found is None:
         return {}
-    _print(console, [found.words])
+    _print(console, found.words)
     return {"general": found.to_json()}
 
 
@@ -297,10 +297,8 @@ def _write_result(
     use = "chatapp --model" if setup.objective.replies else "finetune eval"
     _print(
         console,
-        [
-            f"done: step {best_step} is kept of {result['steps']}, {duration(seconds)}, "
-            f"{memory(result['peak_memory_bytes'])}; {use} {output}"
-        ],
+        f"done: step {best_step} is kept of {result['steps']}, {duration(seconds)}, "
+        f"{memory(result['peak_memory_bytes'])}; {use} {output}",
     )
 
 

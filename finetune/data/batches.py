@@ -109,9 +109,7 @@ class ProbeOrder:
 
     def __iter__(self) -> Iterator[int]:
         rows = list(self._order)
-        steps = [
-            rows[start : start + self._step_rows] for start in range(0, len(rows), self._step_rows)
-        ]
+        steps = self._steps(rows)
         steps.sort(key=lambda step: sum(self._lengths[row] for row in step))
         chosen = [steps[len(steps) * part // 6] for part in (1, 3, 5)]
         longest = list(ByLength(self._lengths))[: self._step_rows]
@@ -121,11 +119,11 @@ class ProbeOrder:
 
     def tokens(self) -> list[int]:
         """The number of tokens of each step, in this order."""
-        rows, size = list(self), self._step_rows
-        return [
-            sum(self._lengths[row] for row in rows[start : start + size])
-            for start in range(0, len(rows), size)
-        ]
+        return [sum(self._lengths[row] for row in step) for step in self._steps(list(self))]
+
+    def _steps(self, rows: list[int]) -> list[list[int]]:
+        size = self._step_rows
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def set_epoch(self, epoch: int) -> None:
         self._order.set_epoch(epoch)

@@ -44,7 +44,7 @@ from chatapp.engine.backends.head import (
     head_logits,
 )
 from chatapp.engine.errors import ModelError
-from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.lab.prompt_parts import rank_correlation
 from chatapp.rows.reading import BadRow
 from chatapp.tasks.metrics import macro_f1
@@ -120,41 +120,26 @@ class HeadRows:
         }
 
 
-class HeadRowEncoder:
-    """Labelled rows to a head's sequences, under a policy for those that are too long.
+def encode_labelled(
+    row: Labelled, spec: HeadSpec, encoder: HeadEncoder, too_long: TooLong
+) -> HeadExample | None:
+    """A labelled row's sequences and label; None when it is dropped for its length.
 
-    start, window: see `HeadEncoder`.
+    Raises BadRow and ConfigError.
     """
-
-    def __init__(
-        self,
-        spec: HeadSpec,
-        tokenizer: Tokenizer,
-        start: Sequence[int],
-        window: int,
-        too_long: TooLong,
-    ) -> None:
-        self.spec, self.too_long = spec, too_long
-        self._encoder = HeadEncoder(spec, tokenizer, start, window)
-
-    def encode(self, row: Labelled) -> HeadExample | None:
-        """A row's sequences and label; None when it is dropped for its length.
-
-        Raises BadRow and ConfigError.
-        """
-        texts = [row.fields[role] for role in ROLES[self.spec.task][:-1]]
-        sequences = self._encoder.sequences(texts, cut=False)
-        tokens, most = max(map(len, sequences)), self._encoder.length
-        if tokens > most and self.too_long == "drop":
-            return None
-        if tokens > most and self.too_long == "raise":
-            raise ConfigError(
-                f"{row.location}: the row has {tokens} tokens, the model takes {most}; set "
-                "data.too_long to drop or truncate-prompt"
-            )
-        if tokens > most:
-            sequences = self._encoder.sequences(texts)
-        return HeadExample(sequences, _label(row, self.spec), row.key)
+    texts = [row.fields[role] for role in ROLES[spec.task][:-1]]
+    sequences = encoder.sequences(texts, cut=False)
+    tokens, most = max(map(len, sequences)), encoder.length
+    if tokens > most and too_long == "drop":
+        return None
+    if tokens > most and too_long == "raise":
+        raise ConfigError(
+            f"{row.location}: the row has {tokens} tokens, the model takes {most}; set "
+            "data.too_long to drop or truncate-prompt"
+        )
+    if tokens > most:
+        sequences = encoder.sequences(texts)
+    return HeadExample(sequences, _label(row, spec), row.key)
 
 
 def _label(row: Labelled, spec: HeadSpec) -> float:
@@ -217,16 +202,16 @@ def read_labelled_rows(
     known = [row for _, rows in sources for row in rows]
     reads: Literal["first", "last"] = "first" if text.files.is_masked else "last"
     spec = spec or replace(_spec(head, known, length_of(data, window)), reads=reads)
-    encoder = HeadRowEncoder(spec, tokenizer, start, window, data.too_long)
+    encoder = HeadEncoder(spec, tokenizer, start, window)
 
     train: list[HeadExample] = []
     for source, rows in sources:
         mine = [r for r in rows if r.key not in kept_out and not is_held_out(r.key, share)]
-        examples = list(_encoded(mine, encoder, data, report))
+        examples = list(_encoded(mine, spec, encoder, data, report))
         for turn in range(ceil(source.weight)):
             train += draw(examples, min(1.0, source.weight - turn), config.seed)
     evaluation_rows = [*apart, *(row for row in known if is_held_out(row.key, share))]
-    held_out = list(_encoded(evaluation_rows, encoder, data, report))
+    held_out = list(_encoded(evaluation_rows, spec, encoder, data, report))
     if not train:
         raise ConfigError("data.train: no row is left to train on")
     digest = sha256(repr([(e.sequences, e.label) for e in [*train, *held_out]]).encode())
@@ -268,12 +253,12 @@ def _spec(head: Head, rows: Sequence[Labelled], length: int) -> HeadSpec:
 
 
 def _encoded(
-    rows: Iterable[Labelled], encoder: HeadRowEncoder, data: Data, report: Report
+    rows: Iterable[Labelled], spec: HeadSpec, encoder: HeadEncoder, data: Data, report: Report
 ) -> Iterator[HeadExample]:
     """The usable rows; the others are raised or counted."""
     for row in rows:
         try:
-            example = encoder.encode(row)
+            example = encode_labelled(row, spec, encoder, data.too_long)
         except BadRow as error:
             if data.bad_rows == "raise":
                 raise

@@ -42,24 +42,19 @@ AT_ONCE = 64
 
 def _drawn(setup: RunSetup, requests: Sequence[Request]) -> Iterator[tuple[int, Event]]:
     """The events of `generate_many` by the current weights of a run."""
+    files, tokenizer = setup.files, setup.tokenizer
     try:
-        return generate_many(_local(setup), requests, AT_ONCE)
+        decoder = load_decoder(
+            files.whole,
+            vocabulary=tokenizer.size,
+            device=setup.device,
+            tensors=current_tensors(setup.model),
+        )
     except NoDecoder:  # of a kind that transformers computes, one reply at a time
         return setup.speaker().generate_many(requests)
-
-
-def _local(setup: RunSetup) -> LocalModel:
-    """Raises NoDecoder."""
-    files = setup.files
-    decoder = load_decoder(
-        files.whole,
-        vocabulary=setup.tokenizer.size,
-        device=setup.device,
-        tensors=current_tensors(setup.model),
-    )
-    return LocalModel(
-        decoder, setup.tokenizer, name=setup.config.model, files=files, start=setup.start
-    )
+    name, start = setup.config.model, setup.start
+    local = LocalModel(decoder, tokenizer, name=name, files=files, start=start)
+    return generate_many(local, requests, AT_ONCE)
 
 
 def current_tensors(model: Any) -> Mapping[str, Tensor]:

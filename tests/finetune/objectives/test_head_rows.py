@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import tiny_finetune as tiny
 
-from chatapp.engine.backends.head import HeadSpec
+from chatapp.engine.backends.head import HeadEncoder, HeadSpec
 from chatapp.engine.files.model_files import TokenizerFiles
 from chatapp.engine.tokenizers import load_tokenizer
 from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError
 from finetune.data.formats import Labelled
-from finetune.objectives.heads import HeadRowEncoder, classes
+from finetune.objectives.heads import classes, encode_labelled
 
 SPECS = {
     "classification": HeadSpec("classification", ("no", "yes"), "\n"),
@@ -39,7 +39,8 @@ ROWS = {
 
 
 def encoded(row, spec, tokenizer, start, length, too_long):
-    return HeadRowEncoder(replace(spec, length=length), tokenizer, start, 64, too_long).encode(row)
+    spec = replace(spec, length=length)
+    return encode_labelled(row, spec, HeadEncoder(spec, tokenizer, start, 64), too_long)
 
 
 def test_sequences_are_those_of_the_paper(tokenizer):
