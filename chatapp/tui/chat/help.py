@@ -89,13 +89,11 @@ class HelpScreen(Dialog[None]):
 
     async def on_mount(self) -> None:
         self._sections = list(self._all_sections())
-        await self._show("")
+        await self._show()
 
     @on(Input.Changed)
-    async def _search(self, event: Input.Changed) -> None:
-        await self._show(event.value)
-
-    async def _show(self, query: str) -> None:
+    async def _show(self) -> None:
+        query = self.query_one(Field).value
         sections = [section.matching(query) for section in self._sections]
         widgets: list[Static] = []
         for section in filter(lambda section: section.rows, sections):

@@ -10,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.events import Resize
 from textual.widgets import Static
 
 from chatapp.common.shading import percent
@@ -114,9 +115,7 @@ class WhyView(CloserView):
         self.query_one("#why-detail", Static).update(Content("\n").join(lines))
         self._list_parts()
 
-    def on_resize(self) -> None:
-        self._list_parts()
-
+    @on(Resize)
     def _list_parts(self) -> None:
         """All parts, the largest first."""
         if self._view is not None:
@@ -355,9 +354,7 @@ class HeadsView(CloserView):
         self.query_one("#heads-detail", Static).update(Content("\n").join(lines))
         self._list()
 
-    def on_resize(self) -> None:
-        self._list()
-
+    @on(Resize)
     def _list(self) -> None:
         """All heads by the measure, or the texts of one."""
         width = max(20, self.query_one("#heads-scroll").size.width - 1)

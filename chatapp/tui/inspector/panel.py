@@ -345,11 +345,8 @@ class Inspector(Acting, Vertical, can_focus=True):
     # Computing
 
     @on(Compute)
-    def _handle_compute(self, event: Compute) -> None:
-        event.stop()
-        self._compute(event)
-
     def _compute(self, request: Compute) -> None:
+        request.stop()
         number = next(self._numbers)
         if request.slot:
             self._requests.pop(self._newest.get(request.slot, 0), None)

@@ -9,6 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.events import Resize
 from textual.widgets import Static
 
 from chatapp.common.userfiles import UserError
@@ -85,9 +86,6 @@ class CompareView(InspectorTab):
         self._end = max(0, min(look.start, len(look.tokens.texts)) - 1)
         self.query_one(TokenText).show(look.tokens.texts, self._end)
         self._measure()
-
-    def on_resize(self) -> None:
-        self._draw()
 
     def _measure(self) -> None:
         """Measure the patches between the two texts, if they differ."""
@@ -196,6 +194,7 @@ class CompareView(InspectorTab):
 
     # Drawing
 
+    @on(Resize)
     @on(HeatMap.Chosen)
     def _draw(self) -> None:
         patches = self._view

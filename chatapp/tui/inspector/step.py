@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from textual import on
 from textual.app import ComposeResult
 from textual.content import Content
+from textual.events import Resize
 from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
@@ -123,9 +124,6 @@ class StepView(InspectorTab):
     def take_focus(self) -> None:
         self.query_one(MarkedOptions).focus()
 
-    def on_resize(self) -> None:
-        self._list()
-
     def on_hide(self) -> None:
         self._is_playing = False
 
@@ -181,6 +179,7 @@ class StepView(InspectorTab):
         sentence = Content.styled(f"{state}{words}", "$text-accent")
         self.query_one("#step-sentence", Static).update(sentence)
 
+    @on(Resize)
     def _list(self) -> None:
         choices = self.query_one(MarkedOptions)
         lines: list[tuple[str, Content]] = []

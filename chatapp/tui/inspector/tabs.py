@@ -10,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.events import Resize
 from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
@@ -205,9 +206,10 @@ class LayersView(CloserView):
 
     def _computed(self, views: list[View]) -> None:
         self._views = views
-        self.on_resize()
+        self._draw()
 
-    def on_resize(self) -> None:
+    @on(Resize)
+    def _draw(self) -> None:
         """Draw the last layer first, and the norms below."""
         if not self._views:
             return
@@ -261,9 +263,7 @@ class PromptView(CloserView):
         outdated.display = reading is not None and reading.outdated
         self.query_one("#prompt-scroll").scroll_home(animate=False)
 
-    def on_resize(self) -> None:
-        self._list_parts()
-
+    @on(Resize)
     def _list_parts(self) -> None:
         """A row for each part in the room below the text, and the numbers of a short one."""
         if self._view is not None:

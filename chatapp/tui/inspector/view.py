@@ -10,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.events import Resize
 from textual.message import Message
 from textual.widgets import Static
 
@@ -455,9 +456,7 @@ class CloseUpView(InspectorTab):
         self._view = view
         self._draw()
 
-    def on_resize(self) -> None:
-        self._draw()
-
+    @on(Resize)
     def _draw(self) -> None:
         if self._view is not None:
             width = max(20, self.query_one("#close-up-scroll").size.width - 1)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import chop_cells
-from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.geometry import Size
@@ -178,14 +177,12 @@ class ToolCalls(Vertical):
     """The calls of one reply; nothing if there are none."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._lines = Static(markup=False)
+        lines = Static(markup=False)
+        super().__init__(lines)
+        self._lines = lines
         self._calls: tuple[Call, ...] = ()
         self._is_open = False
         self.display = False
-
-    def compose(self) -> ComposeResult:
-        yield self._lines
 
     def show(self, calls: "Sequence[Call]") -> None:
         """Show the calls of a reply."""
@@ -222,16 +219,12 @@ class Thoughts(Vertical):
     """The thoughts of one reply; nothing if there are none."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._line = Static(markup=False)
-        self._body = TextBody()
+        line, body = Static(markup=False), TextBody()
+        super().__init__(line, body)
+        self._line, self._body = line, body
         self._text = ""
         self._words = ""
         self._body.display = self.display = False
-
-    def compose(self) -> ComposeResult:
-        yield self._line
-        yield self._body
 
     def show(self, text: str, tokens: int) -> None:
         """Show the thoughts of a reply, with their number of tokens; 0 if unknown."""
