@@ -31,7 +31,7 @@ from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.view import Target
 from chatapp.tui.platform.actions import COMMAND, Acting, Action, ActionError, is_command
 from chatapp.tui.platform.runtime import in_words
-from chatapp.tui.screens.library import LibraryScreen, choice_of, choosable_names
+from chatapp.tui.screens.library import LibraryScreen, choice_of
 from chatapp.tui.screens.texts import PageScreen
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import CommandCompletion
@@ -60,9 +60,10 @@ def _preset_names() -> Iterable[str]:
 
 def _prompt_names() -> Iterable[str]:
     from chatapp.rows.examples import PromptError
+    from chatapp.tasks.files.library import for_chats
 
     with suppress(PromptError):
-        return choosable_names()
+        return [NONE, *for_chats()]
     return []
 
 

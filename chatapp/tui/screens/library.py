@@ -76,13 +76,6 @@ def persona_of(system: str | None) -> str:
     return ""
 
 
-def choosable_names() -> list[str]:
-    """The names that can be chosen. Raises RowsError."""
-    from chatapp.tasks.files.library import for_chats
-
-    return [NONE, *for_chats()]
-
-
 def _load(name: str) -> "PromptFile | Persona | None":
     from chatapp.tasks.files.library import find
     from chatapp.tasks.files.promptfile import load_for_chat
