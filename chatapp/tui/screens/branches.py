@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import one_line
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import StoredMessage
@@ -39,10 +39,6 @@ def in_order(messages: Sequence[StoredMessage]) -> Iterator[tuple[StoredMessage,
             (answer, forks + (answer.siblings > 1))
             for answer in reversed(below.get(message.id, []))
         ]
-
-
-def _line(message: StoredMessage) -> str:
-    return " ".join(printable(message.text[:_LINE]).split()) or "(empty)"
 
 
 class BranchScreen(Dialog[int | None]):
@@ -91,7 +87,7 @@ class BranchScreen(Dialog[int | None]):
             "  " * min(forks, _DEEPEST),
             ("● " if shown else "○ ", "$text-accent" if shown else "dim"),
             (f"{SPEAKERS[message.role]}  {version}", "bold"),
-            _line(message),
+            one_line(message.text[:_LINE]) or "(empty)",
         )
 
     @Action("Go to this message", "enter", name="choose")
@@ -130,7 +126,7 @@ class RankScreen(Dialog[list[int] | None]):
         options = self.query_one(OptionList)
         options.clear_options()
         options.add_options(
-            Option(Content(f"{number}  {_line(reply)}"))
+            Option(Content(f"{number}  {one_line(reply.text[:_LINE]) or '(empty)'}"))
             for number, reply in enumerate(self._replies, 1)
         )
         options.highlighted = index

@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, ProgressBar, Static
 from textual.widgets.option_list import Option
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import one_line, printable
 from chatapp.engine.models.known_models import KnownModel, advice, known_models
 from chatapp.tui.conversation.model_loading import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.events import ModelsFound
@@ -128,9 +128,10 @@ class ModelScreen(Dialog[str | None]):
         name = printable(name).replace("\n", " ")
         is_path = origin in ("folder", "adapter")
         folder, slash, last = name.rpartition("/") if is_path else ("", "", name)
-        about = " ".join(printable(about).split())
         where = f"  in {folder}" if slash else ""
-        return Content.assemble(mark, (last, "bold"), (where, "dim"), "\n  ", (about, "dim"))
+        return Content.assemble(
+            mark, (last, "bold"), (where, "dim"), "\n  ", (one_line(about), "dim")
+        )
 
     @Action("Next model", "down", call="cursor(1)", name="next")
     @Action("Previous model", "up", call="cursor(-1)", name="previous")

@@ -16,7 +16,7 @@ from textual.content import Content
 from textual.events import Key, Paste, Resize
 from textual.widgets.text_area import Location, Selection
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import one_line, printable
 from chatapp.tui.events import Pasted, Submitted, Suggested
 from chatapp.tui.platform.actions import Acting, Action, shown_key
 from chatapp.tui.platform.programs import EditorError, edited
@@ -359,7 +359,7 @@ class QueuedMessages(Notice):
     def show(self, texts: Sequence[str]) -> None:
         """Show the messages that wait, the next one first."""
         key = shown_key(self.app, "earlier_input")
-        rows = [" ".join(printable(text[:_LENGTH]).split()) for text in texts[:_MOST_QUEUED]]
+        rows = [one_line(text[:_LENGTH]) for text in texts[:_MOST_QUEUED]]
         shown = [Content.assemble(("queued  ", "$text-warning"), row) for row in rows]
         more = f" · {len(texts) - _MOST_QUEUED} more" if len(texts) > _MOST_QUEUED else ""
         hint = f"sent after this reply{more} · {key} in the empty prompt takes the last one back"
