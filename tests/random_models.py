@@ -37,6 +37,27 @@ SENTENCES = [
 ] * 3
 
 
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+"""Of a small Llama, as its configuration names them."""
+GPT2_SIZES = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+}
+"""Scaled positions."""
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()

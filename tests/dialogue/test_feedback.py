@@ -66,12 +66,6 @@ def test_what_was_said_is_kept_and_can_be_taken_back(store, replies):
     assert store.feedback(1) == {no: Feedback(no, "No.", 0, 1, None)}
 
 
-def test_it_goes_with_its_chat(store, replies):
-    store.set_thumb(replies[0], -1)
-    store.delete_chat(1)
-    assert store.feedback(1) == {}
-
-
 def test_what_cannot_be_judged_is_refused_in_words(store, replies):
     with pytest.raises(StoreError, match="message 1 is not a reply"):
         store.set_thumb(1, 1)
@@ -80,20 +74,6 @@ def test_what_cannot_be_judged_is_refused_in_words(store, replies):
     with pytest.raises(StoreError, match="only replies to the same message"):
         store.set_ranking([2, replies[0]])
     assert store.feedback(1) == {}
-
-
-def test_the_generation_keeps_what_a_judged_reply_was_drawn_from(store):
-    model = ScriptedModel(["Yes."], name="tiny")
-    session = Session(Chat(store), model, template=PLAIN)
-    list(session.say("Tea?"))
-    reply = session.chat.messages[-1].id
-    store.set_thumb(reply, -1)
-    feedback = store.feedback(1)
-    (generation,) = [each for each in store.generations(1) if each.message_id in feedback]
-    assert generation.model == "tiny"
-    assert generation.prompt == model.prompts[-1]
-    assert generation.sampling["temperature"] == model.samplings[-1].temperature
-    assert generation.seed == model.samplings[-1].seed
 
 
 def test_what_was_judged_stays_when_the_reply_goes_on(store, replies):
@@ -183,8 +163,10 @@ def test_only_two_replies_to_one_message_are_compared(store, replies):
     assert store.comparisons(1) == []
     assert store.feedback(1) == {}
     store.add_comparison(replies[0], replies[1], "left")
+    store.set_thumb(replies[0], -1)
     store.delete_chat(1)
     assert store.comparisons(1) == []
+    assert store.feedback(1) == {}
 
 
 def test_verdicts_come_from_thumbs_and_corrections(store, replies):

@@ -219,9 +219,6 @@ def test_a_long_chat_leaves_the_demonstrations_half_of_the_room(store, file):
     )
 
 
-# How replies are drawn
-
-
 # What is stored
 
 

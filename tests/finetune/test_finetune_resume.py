@@ -24,6 +24,16 @@ from finetune.training.record import check_unchanged
 QUIET = Console(stderr=True, quiet=True)
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
+        with pytest.raises(tiny.Killed):
+            train(tiny.saved_config(folder, train={"max_steps": 9}), QUIET)
+    return folder / "run"
+
+
 def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path, monkeypatch):
     whole = train(tiny.saved_config(tmp_path, output=str(tmp_path / "whole")), QUIET)
     config = tiny.saved_config(tmp_path)
@@ -109,14 +119,8 @@ def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path):
     assert not (run / "bad_batch.jsonl").exists()
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
-    tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            train(tiny.saved_config(tmp_path), QUIET)
-    checkpoint = tmp_path / "run" / "checkpoint-6"
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(killed, tmp_path):
+    checkpoint = shutil.copytree(killed, tmp_path / "run") / "checkpoint-6"
     for name in ("optimizer.pt", "rng_state.pth", "trainer_state.json", "model.safetensors"):
         whole = (checkpoint / name).read_bytes()
         (checkpoint / name).write_bytes(whole[:40])
@@ -263,16 +267,6 @@ DAMAGE = {
         r"result\.json: 'steps' is the string 'x', expected a whole number",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("killed")
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            train(tiny.saved_config(folder, train={"max_steps": 9}), QUIET)
-    return folder / "run"
 
 
 @pytest.mark.parametrize("name", DAMAGE)

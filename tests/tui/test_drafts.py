@@ -3,6 +3,7 @@
 import signal
 import time
 
+import pytest
 from terminals import started
 
 from chatapp.common.paths import database_path, drafts_dir
@@ -29,28 +30,20 @@ def test_a_byte_that_is_no_utf_8(terminal):
     store.close()
 
 
-def test_a_draft_survives_a_kill(terminal):
-    with started("endless") as program:
-        program.wait_for("ready")
-        program.send("half a thou")
+@pytest.mark.parametrize(
+    ("mode", "keys", "shows"),
+    [("endless", "half a thou", "ready"), ("loading", "half a thou\r", "waiting for the model")],
+)
+def test_a_draft_survives_a_kill(terminal, mode, keys, shows):
+    with started(mode) as program:
+        program.wait_for("ready" if mode == "endless" else "loading")
+        program.send(keys)
+        program.wait_for(shows)
         until_kept("half a thou")
         program.process.send_signal(signal.SIGKILL)
         program.wait()
     with started("endless") as program:
         program.wait_for("half a thou")
-        program.send("\x11")
-        assert program.wait() == 0
-
-
-def test_a_message_that_waits_for_the_model_survives_a_kill(terminal):
-    with started("loading") as program:
-        program.wait_for("loading")
-        program.send("Hello there\r")
-        program.wait_for("waiting for the model")
-        program.process.send_signal(signal.SIGKILL)
-        program.wait()
-    with started("endless") as program:
-        program.wait_for("Hello there")
         program.send("\x11")
         assert program.wait() == 0
 

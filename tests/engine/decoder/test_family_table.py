@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from random_models import logits_of, save_random
+from random_models import GPT2_SIZES, LLAMA3, SIZES, logits_of, save_random
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.families import FAMILIES
@@ -15,23 +15,6 @@ from chatapp.engine.models.resolving import find_model
 IDS = [5, 300, 17, 8, 250, 33, 9, 9, 120, 44]
 TEXT = "The quick café, 12 dogs  <|endoftext|>\n\n— 日本"
 
-_SIZES = {
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
-_GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-}
 _LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 _YARN = {
     "rope_type": "yarn",
@@ -42,21 +25,21 @@ _YARN = {
 _SCALED = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8}
 
 SHAPES = {
-    "gpt2": [_GPT2, _GPT2 | {"n_inner": 96, "tie_word_embeddings": False}],
-    "gpt_neox": [{key: size for key, size in _SIZES.items() if key != "num_key_value_heads"}],
+    "gpt2": [GPT2_SIZES, GPT2_SIZES | {"n_inner": 96, "tie_word_embeddings": False}],
+    "gpt_neox": [{key: size for key, size in SIZES.items() if key != "num_key_value_heads"}],
     "llama": [
-        _SIZES | {"rms_norm_eps": 1e-5, "attention_bias": True},
-        _SIZES | {"head_dim": 32, "tie_word_embeddings": True},
-        _SIZES | {"rope_parameters": _LLAMA3},
-        _SIZES | {"rope_parameters": _LINEAR},
-        _SIZES | {"rope_parameters": _YARN},
+        SIZES | {"rms_norm_eps": 1e-5, "attention_bias": True},
+        SIZES | {"head_dim": 32, "tie_word_embeddings": True},
+        SIZES | {"rope_parameters": LLAMA3},
+        SIZES | {"rope_parameters": _LINEAR},
+        SIZES | {"rope_parameters": _YARN},
     ],
-    "mistral": [_SIZES | {"sliding_window": 32}],
-    "qwen2": [_SIZES],
-    "qwen3": [_SIZES | {"head_dim": 32, "tie_word_embeddings": True}],
-    "gemma": [_SIZES | {"head_dim": 32}],
-    "gemma2": [_SIZES | _SCALED],
-    "gemma3_text": [_SIZES | _SCALED | {"num_hidden_layers": 7}],
+    "mistral": [SIZES | {"sliding_window": 32}],
+    "qwen2": [SIZES],
+    "qwen3": [SIZES | {"head_dim": 32, "tie_word_embeddings": True}],
+    "gemma": [SIZES | {"head_dim": 32}],
+    "gemma2": [SIZES | _SCALED],
+    "gemma3_text": [SIZES | _SCALED | {"num_hidden_layers": 7}],
 }
 """Shapes that a GGUF file supports, of every family."""
 

@@ -174,10 +174,13 @@ def test_what_others_brought_is_never_removed(hub):
     assert (other / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_a_model_that_was_here_is_not_on_record(hub):
+def test_a_model_that_was_here_is_not_on_record_and_needs_no_network(hub):
     for file in hub.files:
         hub.put(file)
-    _, said = get()
+    hub.refusal = ConnectError("no network")
+    model, said = get()
+    assert (model.folder, model.is_whole) == (hub.snapshot, True)
+    assert fetched_models() == []
     assert said == ["org/tiny is already on this machine"]
     with pytest.raises(ModelError, match="has not downloaded it"):
         remove("org/tiny")
@@ -398,16 +401,6 @@ def test_a_model_named_to_be_loaded_whose_licence_is_not_accepted(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(ModelError, match="its licence must be accepted first"):
         model_folder("org/tiny")
-
-
-def test_a_model_that_is_here_needs_no_network(hub):
-    for file in hub.files:
-        hub.put(file)
-    hub.refusal = ConnectError("no network")
-    model, said = get()
-    assert said == ["org/tiny is already on this machine"]
-    assert (model.folder, model.is_whole) == (hub.snapshot, True)
-    assert fetched_models() == []
 
 
 def test_a_link_in_the_place_of_the_folder(tmp_path):

@@ -79,6 +79,17 @@ def encoder(source, **options):
     return ChatEncoder(opened(source), WordTokenizer(SPECIAL), **options)
 
 
+@pytest.fixture(scope="module")
+def fast():
+    """transformers' tokenizer with a token for each byte."""
+    bytewise = Tokenizer(models.BPE({byte: id for id, byte in enumerate(BYTES)}, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytewise, additional_special_tokens=list(SPECIAL), **VARIABLES
+    )
+
+
 def shown(pieces, tokenizer):
     """The template as it is, «prompt», [response]; a special token in capitals."""
     names = set(tokenizer.special.values())
@@ -274,13 +285,7 @@ MARKED = {
 @pytest.mark.parametrize(
     "texts", [("Hi", "Ho ß!"), ("One", "1 </s>", "Two", "2\n\n2", "Three", "3")]
 )
-def test_marks_decide_what_is_trained_as_in_transformers(name, texts):
-    bytewise = Tokenizer(models.BPE({byte: id for id, byte in enumerate(BYTES)}, []))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=bytewise, additional_special_tokens=list(SPECIAL), **VARIABLES
-    )
+def test_marks_decide_what_is_trained_as_in_transformers(fast, name, texts):
     rows = [{"role": message.role, "content": message.text} for message in chat(*texts)]
     harmless = [{**row, "content": row["content"].replace("</s>", "[EN]")} for row in rows]
     expected = fast.apply_chat_template(
@@ -345,13 +350,7 @@ def row(turns):
 
 @pytest.mark.parametrize("numbers", [(1,), (1, 23)])
 @pytest.mark.parametrize("results", [True, False])
-def test_calls_are_learnt_and_results_are_not_as_in_transformers(numbers, results):
-    bytewise = Tokenizer(models.BPE({byte: id for id, byte in enumerate(BYTES)}, []))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=bytewise, additional_special_tokens=list(SPECIAL), **VARIABLES
-    )
+def test_calls_are_learnt_and_results_are_not_as_in_transformers(fast, numbers, results):
     turns = called(*numbers, results=results)
     expected = fast.apply_chat_template(
         [{name: part for name, part in turn.items() if name != "weight"} for turn in turns],

@@ -33,7 +33,22 @@ def turns(example):
     return [(message.role, message.text) for message in example.messages]
 
 
+OPENAI = {
+    "input": {"messages": [USER], "tools": [], "parallel_tool_calls": True},
+    "preferred_output": [ME],
+    "non_preferred_output": [YOU],
+}
+ULTRA_FEEDBACK = {
+    "prompt": "Who?",
+    "chosen": [USER, ME],
+    "rejected": [USER, YOU],
+    "messages": [USER, ME],
+    "score_chosen": 8.5,
+    "score_rejected": 3.0,
+}
 PREFERENCES = [
+    OPENAI,
+    ULTRA_FEEDBACK,
     {"prompt": "Who?", **TEXTS},
     {"question": "Who?", **TEXTS},
     {"instruction": "Who?", "input": "", "output": "ignored", **TEXTS},
@@ -112,6 +127,9 @@ BAD_PREFERENCES = [
     ({"chosen": [USER, ME], "rejected": [ME, YOU]}, "there is no prompt"),
     ({"prompt": "Who?", **TEXTS, "margin": -1}, "'margin' is the number -1"),
     ({"prompt": "Who?", **TEXTS, "margin": "much"}, "'margin' is the string 'much'"),
+    (ULTRA_FEEDBACK | {"prompt": "Why?"}, "'prompt' is not the prompt"),
+    (OPENAI | {"input": "x"}, "'input' is the string 'x'"),
+    (OPENAI | {"preferred_output": None}, "'chosen' is null"),
 ]
 BAD_VERDICTS = [
     ({"prompt": "Who?", "completion": "Me."}, "'label' is missing"),
@@ -211,46 +229,3 @@ def test_a_preference_is_two_verdicts():
     verdicts = pair.verdicts
     assert [each.desirable for each in verdicts] == [True, False]
     assert all(isinstance(each, EncodedVerdict) for each in verdicts)
-
-
-def whole(reply):
-    return [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": reply}]
-
-
-PUBLISHED = {
-    "OpenAI preferences": {
-        "input": {"messages": whole("")[:1], "tools": [], "parallel_tool_calls": True},
-        "preferred_output": whole("Ann.")[1:],
-        "non_preferred_output": whole("Bo.")[1:],
-    },
-    "UltraFeedback": {
-        "prompt": "Who?",
-        "chosen": whole("Ann."),
-        "rejected": whole("Bo."),
-        "messages": whole("Ann."),
-        "score_chosen": 8.5,
-        "score_rejected": 3.0,
-    },
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_preferences_as_they_are_published(name):
-    row = Row("rows.jsonl, line 1", PUBLISHED[name])
-    pair = detect_feedback(row).read(row)
-    texts = [[message.text for message in each.messages] for each in pair.examples]
-    assert texts == [["Who?", "Ann."], ["Who?", "Bo."]]
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({**PUBLISHED["UltraFeedback"], "prompt": "Why?"}, "'prompt' is not the prompt"),
-        ({**PUBLISHED["OpenAI preferences"], "input": "x"}, "'input' is the string 'x'"),
-        ({**PUBLISHED["OpenAI preferences"], "preferred_output": None}, "'chosen' is null"),
-    ],
-)
-def test_a_published_preference_that_cannot_be_used_is_one_sentence(fields, words):
-    row = Row("rows.jsonl, line 1", fields)
-    with pytest.raises(BadRow, match=words):
-        detect_feedback(row).read(row)

@@ -293,10 +293,15 @@ async def test_what_would_disturb_a_reply_waits(open_app):
     async with open_app(model) as driver:
         await driver.order("First")
         await driver.until(lambda: driver.texts)
-        for text in ("/model x", "/system x", "/template plain"):
+        for text in ("/model x", "/system x", "/template plain", "/prompt spam"):
             await driver.order(text)
             assert driver.problem == "a reply is being written; Esc stops it"
             assert driver.prompt.text == text
+        for key in ("f5", "f8"):
+            driver.app.clear_notifications()
+            await driver.press(key)
+            assert "A reply is being written. Esc stops it." in notices(driver)
+            assert driver.app.screen is driver.chat
         model.gate.set()
         await driver.idle()
 

@@ -102,20 +102,6 @@ async def test_queued_messages_come_back_when_the_reply_is_abandoned(open_app, k
         assert "queued" not in driver.screen_text
 
 
-async def test_a_message_that_is_too_long_comes_back(open_app, store):
-    async with open_app(ScriptedModel(["Yes."], context=64)) as driver:
-        text = "word " * 100
-        await driver.say(text)
-        assert driver.prompt.text == text
-        assert "tokens long" in driver.problem
-        assert "64" in driver.problem
-        assert driver.texts == []
-        assert store.chats() == []
-        await driver.say("short")
-        assert driver.problem == ""
-        assert driver.texts == ["short", "Yes."]
-
-
 async def test_an_edit_that_is_too_long_stays_an_edit(open_app):
     async with open_app(ScriptedModel(["Yes.", "No."], context=64)) as driver:
         await driver.say("Hello")
@@ -173,18 +159,25 @@ class BrokenModel(ScriptedModel):
             yield event
 
 
-async def test_a_message_that_is_too_long_comes_with_the_ways_out(open_app):
-    async with open_app(ScriptedModel(["One."], context=20)) as driver:
+async def test_a_message_that_is_too_long_comes_back_with_the_ways_out(open_app, store):
+    async with open_app(ScriptedModel(["Yes."], context=20)) as driver:
         text = driver.prompt.text = "word " * 40
         for key in ("ctrl+n", "ctrl+c"):
             await driver.press("enter")
             await driver.until(lambda: driver.prompt.text == text)
+            assert "tokens long" in driver.problem
+            assert "20" in driver.problem
             assert "a larger window" in driver.problem
             assert "Ctrl+C empties the prompt" in driver.problem
             await driver.press(key)
             assert (driver.prompt.text, driver.problem) == ("", ""), "it stays behind"
             await driver.press("ctrl+z")
             assert driver.prompt.text == text
+        assert store.chats() == []
+        await driver.press("enter")
+        await driver.until(lambda: driver.problem)
+        await driver.say("short")
+        assert (driver.problem, driver.texts) == ("", ["short", "Yes."])
 
 
 async def test_a_bug_in_a_model_does_not_bring_the_screen_down(open_app):

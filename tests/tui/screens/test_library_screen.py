@@ -174,21 +174,6 @@ async def test_one_can_choose_before_the_model_is_there(open_app, store, own):
         assert store.chat(1).prompt == "feel"
 
 
-async def test_nothing_is_chosen_while_a_reply_is_written(open_app, own):
-    model = ScriptedModel(["One two three."])
-    model.gate = threading.Event()
-    async with open_app(model) as driver:
-        await driver.order("Hello")
-        await driver.until(lambda: driver.transcript.live is not None)
-        driver.prompt.text = "/prompt feel"
-        await driver.press("enter", "f5")
-        await driver.until(lambda: "a reply is being written" in driver.problem)
-        assert driver.app.screen is driver.chat
-        model.gate.set()
-        await driver.idle()
-        assert driver.chat.conversation.chat.basis == Basis()
-
-
 # By command
 
 

@@ -1,6 +1,5 @@
 """The list of models, and a chat that goes on with a model on a server."""
 
-import threading
 
 import pytest
 from completions_server import CompletionsServer, closed_port, said
@@ -113,16 +112,3 @@ async def test_what_is_typed_can_be_loaded(open_app, monkeypatch):
 async def test_names_of_servers_are_completed(open_app, server, machine):
     async with open_app() as driver:
         await driver.shows("/model up#tiny", *"/model up")
-
-
-async def test_a_running_reply_is_not_disturbed(open_app):
-    model = ScriptedModel(["One."])
-    model.gate = threading.Event()
-    async with open_app(model) as driver:
-        await driver.order("First")
-        await driver.until(lambda: driver.texts)
-        await driver.press("f8")
-        assert "A reply is being written. Esc stops it." in notices(driver)
-        assert not isinstance(driver.app.screen, ModelScreen)
-        model.gate.set()
-        await driver.idle()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from gguf_files import IDS
-from random_models import logits_of, save_random
+from random_models import GPT2_SIZES, LLAMA3, SIZES, logits_of, save_random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -16,24 +16,6 @@ from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.model_files import read_generation_config
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model
-
-SIZES = {
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
-GPT2_SIZES = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-}
 
 
 def export(folder, kind="f32", template=None):
