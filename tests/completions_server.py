@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from chatapp.engine.model import Sampling
+
 Item = str | bytes | Callable[[], object]
 """Of a stream: the data of an event, raw bytes, or something to do in between."""
 
@@ -40,6 +42,26 @@ def replied(*texts: str, reason: str = "stop") -> list[Item]:
     """The events of a chat's reply of these tokens."""
     opening = delta(role="assistant", content="")
     return [opening, *(delta(content=text) for text in texts), delta(reason), "[DONE]"]
+
+
+SAMPLING = Sampling(
+    temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
+)
+SENT = {
+    "max_tokens": 9,
+    "temperature": 0.5,
+    "top_p": 0.8,
+    "top_k": 7,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "repeat_penalty": 1.2,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "seed": 3,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+"""What a request has of `SAMPLING`."""
 
 
 def said(*texts: str, reason: str = "stop") -> list[Item]:

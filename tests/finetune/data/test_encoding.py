@@ -152,16 +152,6 @@ def test_text_never_becomes_a_special_token(text):
 # --- examples that do not fit ----------------------------------------------------------------
 
 
-def test_too_long_is_raised_with_its_size():
-    encoder = ExampleEncoder(CHAT, WordTokenizer(), 9, "raise")
-    with pytest.raises(ExampleTooLong) as caught:
-        encoder.encode(chat("one two three four five six", "one two"))
-    assert str(caught.value) == (
-        "rows.jsonl, line 1: 12 tokens with 3 of response; a row may have 9"
-    )
-    assert not encoder.truncated
-
-
 def test_the_middle_of_the_longest_prompt_is_cut():
     words = [f"w{n}" for n in range(40)]
     example = chat("short one", "r1", " ".join(words), "r2 r3", system="Be brief.")

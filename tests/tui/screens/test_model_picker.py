@@ -1,6 +1,5 @@
 """The list of models, and a chat that goes on with a model on a server."""
 
-
 import pytest
 from completions_server import CompletionsServer, closed_port, said
 from fakes import ScriptedModel

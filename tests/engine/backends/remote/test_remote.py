@@ -8,7 +8,16 @@ import time
 from contextlib import suppress
 
 import pytest
-from completions_server import CompletionsServer, break_off, closed_port, piece, said, usage
+from completions_server import (
+    SAMPLING,
+    SENT,
+    CompletionsServer,
+    break_off,
+    closed_port,
+    piece,
+    said,
+    usage,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,11 +66,8 @@ def text_of(events):
 
 def test_a_reply(server, model):
     server.stream = [*said(" It", " is", " [b]so[/b]")[:-1], usage(12, 4, cached=8), "[DONE]"]
-    sampling = Sampling(
-        temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
-    )
     text = "Übung\n\nUser:  hi\x00"
-    tokens, finished = run(model, text, sampling, stop=["\nUser:"])
+    tokens, finished = run(model, text, SAMPLING, stop=["\nUser:"])
     assert [token.piece for token in tokens] == [" It", " is", " [b]so[/b]"]
     assert model.tokenizer.decode([token.id for token in tokens]) == " It is [b]so[/b]"
     assert all(math.isnan(token.logprob) for token in tokens)
@@ -73,19 +79,8 @@ def test_a_reply(server, model):
         {
             "model": "tiny",
             "prompt": text,
-            "max_tokens": 9,
-            "temperature": 0.5,
-            "top_p": 0.8,
-            "top_k": 7,
-            "min_p": 0.1,
-            "repetition_penalty": 1.2,
-            "repeat_penalty": 1.2,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "seed": 3,
+            **SENT,
             "stop": ["\nUser:"],
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
     ]
 

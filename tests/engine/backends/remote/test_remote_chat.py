@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from completions_server import break_off, delta, replied, usage
+from completions_server import SAMPLING, SENT, break_off, delta, replied, usage
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
@@ -85,11 +85,8 @@ def test_a_protocol_that_there_is_not(server, tmp_path):
 
 def test_a_reply(server, model):
     server.stream = [*replied("It", " is", " [b]so[/b]")[:-1], usage(12, 4, cached=8), "[DONE]"]
-    sampling = Sampling(
-        temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
-    )
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\ud800"}]
-    *tokens, finished = model.generate(replied_to(messages, sampling))
+    *tokens, finished = model.generate(replied_to(messages, SAMPLING))
     assert [token.piece for token in tokens if isinstance(token, Token)] == [
         "It",
         " is",
@@ -103,18 +100,7 @@ def test_a_reply(server, model):
         {
             "model": "tiny",
             "messages": [messages[0], {"role": "user", "content": "a\ufffd"}],
-            "max_tokens": 9,
-            "temperature": 0.5,
-            "top_p": 0.8,
-            "top_k": 7,
-            "min_p": 0.1,
-            "repetition_penalty": 1.2,
-            "repeat_penalty": 1.2,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "seed": 3,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            **SENT,
         }
     ]
 
