@@ -1,4 +1,4 @@
-"""How right answers are: demonstrations, the example that decided, sums, passages, calls."""
+"""How right answers are: demonstrations, the example that decided, passages, calls."""
 
 import gzip
 import json
@@ -28,12 +28,6 @@ TASKS = {
         "Sentiment",
     ),
 }
-ARITHMETIC = "2D+ 2D- 3D+ 3D- 4D+ 4D- 5D+ 5D- 2Dx 1DC".split()
-GPT3 = {
-    0: "76.9 58.0 34.2 48.3 4.0 7.5 0.7 0.8 19.8 9.8",
-    8: "100.0 98.9 80.4 94.2 25.5 26.8 9.3 9.9 29.2 21.3",
-}
-"""GPT-3 175B, zero and few shots (Brown et al. 2020, table 3.9)."""
 
 
 def write_task(task: str, folder: Path) -> Path:
@@ -169,19 +163,6 @@ def interval(successes: float, trials: int) -> str:
     return f"({100 * low:.0f}–{100 * high:.0f})"
 
 
-def arithmetic_table() -> Table:
-    """The arithmetic of the GPT-3 paper, beside GPT-3's own figures."""
-    limit, rows = sized(500, 2), []
-    for shots in sized((0, 8), (0,)):
-        tasks = ",".join(ARITHMETIC)
-        results = evaluate("--task", tasks, "--shots", str(shots), "--limit", str(limit))
-        found = {each["task"]: f"{100 * each['mean']:.1f}" for each in results}
-        rows.append((f"bundled, {shots} shots", *(found[task] for task in ARITHMETIC)))
-        rows.append((f"GPT-3 175B, {'few' if shots else 'zero'}", *GPT3[shots].split()))
-    count = f"exact match in per cent, n = {limit} problems a cell, 95 % within ± 4.4"
-    return Table(("", *ARITHMETIC), rows, count)
-
-
 def documents_table() -> Table:
     """How often the passage with the answer is found, and given although it does not exist."""
     with gzip.open(
@@ -196,8 +177,8 @@ def documents_table() -> Table:
                 rows.append(_searched(method, size, tales, Path(folder)))
     count = (
         "of up to 100 questions on fairy tales, how often the passage with the answer is among the "
-        "first 1, 3 and 5, and to how many of 100 questions on other tales a passage is given; "
-        "in brackets 95 %"
+        "first 1, 3 and 5, and to how many of 100 questions on other tales a passage is given, in "
+        "per cent; in brackets 95 %"
     )
     return Table(
         ("search", "tales", "questions", "1", "3", "5", "given without an answer"), rows, count
@@ -221,10 +202,8 @@ def _searched(method: str, size: int, tales: list[dict[str, Any]], folder: Path)
     shares = (sum(place <= most for place in places) for most in (1, 3, 5))
     others = _questions(elsewhere, draw)
     given = sum(bool(documents.search(question)) for question, _ in others)
-    figures = (
-        f"{100 * share / len(asked):.0f} % {interval(share, len(asked))}" for share in shares
-    )
-    wrong = f"{100 * given / len(others):.0f} % {interval(given, len(others))}"
+    figures = (f"{100 * share / len(asked):.0f} {interval(share, len(asked))}" for share in shares)
+    wrong = f"{100 * given / len(others):.0f} {interval(given, len(others))}"
     return method, str(size), str(len(asked)), *figures, wrong
 
 

@@ -66,20 +66,21 @@ def harness_table() -> Table:
     if not PYTHON:
         raise ValueError("expected in LM_EVAL_PYTHON a Python that has lm-eval")
     model = load_model("bundled", precision="float32")
-    rows = []
+    cells: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as name, on_a_thread(model, name="bundled") as address:
         tasks = tasks_of_the_library()
         for shots, server in ((0, ""), (2, ""), (0, address)):
             folder = Path(name, f"{shots}{bool(server)}")
             folder.mkdir()
             own, theirs = compare("bundled", tasks, shots, folder, server)
-            way = f"{shots} demonstrations" + (", asked of `chatapp api`" if server else "")
-            rows += [(way, task, *agreement(own[task], theirs[task])) for task in own]
-    count = "n items of the library a task; largest difference of a choice, and same answers"
-    return Table(("", "task", "nats", "same answers"), rows, count)
+            for task in own:
+                cells.setdefault(task, []).append(agreement(own[task], theirs[task]))
+    count = "largest difference of a choice, in nats, and same answers of n items of the library"
+    rows = [(task, *ways) for task, ways in cells.items()]
+    return Table(("task", "0 demonstrations", "2", "0, asked of `chatapp api`"), rows, count)
 
 
-def agreement(own: Answers, theirs: Answers) -> tuple[str, str]:
+def agreement(own: Answers, theirs: Answers) -> str:
     """By how much likelihoods differ at most, and how many answers are the same."""
     gaps, same = [0.0], 0
     for one, other in zip(own, theirs, strict=True):
@@ -88,7 +89,7 @@ def agreement(own: Answers, theirs: Answers) -> tuple[str, str]:
             continue
         gaps += [abs(a - b) for a, b in zip(one, other, strict=True)]
         same += one.index(max(one)) == other.index(max(other))
-    return f"{max(gaps):.1e}", f"{same} of {len(own)}"
+    return f"{max(gaps):.1e}, {same} of {len(own)}"
 
 
 def compare(

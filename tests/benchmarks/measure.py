@@ -58,7 +58,6 @@ TABLES = {
     "demonstrations": "answers",
     "votes": "votes",
     "examples": "answers",
-    "arithmetic": "answers",
     "documents": "answers",
     "calculator": "answers",
     "harness": "harness",

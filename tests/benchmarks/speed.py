@@ -82,28 +82,18 @@ def tokens_table() -> Table:
                 found = _timed(path, precision, rounds)
                 cells = []
                 for what in ("token", "prompt"):
-                    unit = " ms" if what == "token" else " s"
                     for program in ("chatapp", "llama.cpp", "transformers"):
                         figures = found[what].get(program)
-                        cells.append(spread(figures, unit) if figures else "–")
-                rows.append(
-                    (f"{name}, {precision}", *cells, spread(found["eight"]["chatapp"], " ×"))
-                )
-    head = (
-        "",
-        "a token",
-        "llama.cpp",
-        "transformers",
-        "prompt of 512",
-        "llama.cpp",
-        "transformers",
-    )
+                        cells.append(spread(figures) if figures else "–")
+                rows.append((f"{name}, {precision}", *cells, spread(found["eight"]["chatapp"])))
+    rivals = ("llama.cpp", "transformers")
+    head = ("", "a token, ms", *rivals, "prompt of 512, s", *rivals, "eight at once, ×")
     count = (
         f"medians of n = {rounds} rounds (least–most); llama.cpp with the better of one and two "
         "threads and q8_0, q4_0, f32; transformers in float32; eight: tokens a second of eight "
         "sequences at once, as a multiple of one"
     )
-    return Table((*head, "eight at once"), rows, count)
+    return Table(head, rows, count)
 
 
 def replies_table() -> Table:

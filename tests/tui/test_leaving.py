@@ -45,18 +45,16 @@ def test_while_the_model_loads(terminal):
         assert "Traceback" not in program.output
 
 
-@pytest.mark.parametrize(("mode", "shows"), [("endless", "word"), ("stubborn", "one two three")])
-def test_while_a_reply_is_generated(reply, mode, shows):
-    with started(mode) as program:
+def test_while_a_reply_is_generated(reply):
+    with started("endless") as program:
         program.wait_for("ready")
         program.send("Hello\r")
-        program.wait_for(shows)
+        program.wait_for("word")
         program.send("\x11")
         assert program.wait() == 0
         assert "LEFT 0" in program.output
-        assert "Traceback" not in program.output
     assert reply().status == "stopped"
-    assert reply().text.startswith(shows)
+    assert reply().text.startswith("word")
 
 
 def test_a_server_of_tools_while_a_model_does_not_listen(terminal):
@@ -122,7 +120,7 @@ def test_what_hangs_is_abandoned_with_a_word(reply, tmp_path, monkeypatch, work)
         assert ends(int(pid[1]))
     if work in ("reply", "screen"):
         assert reply().status == "stopped"
-        assert reply().text
+        assert reply().text.startswith("one two three" if work == "reply" else "word")
 
 
 def add_sleeping_tool():
