@@ -62,6 +62,18 @@ SENT = {
     "stream_options": {"include_usage": True},
 }
 """What a request has of `SAMPLING`."""
+LOGPROBS = {
+    "content": [
+        {
+            "token": "Yes",
+            "logprob": -0.5,
+            "bytes": [89],
+            "top_logprobs": [{"token": "No", "logprob": -0.25}, {"token": "Yes", "logprob": -0.5}],
+        }
+    ],
+    "refusal": None,
+}
+"""Of a chat's token, as `delta` takes them."""
 
 
 def said(*texts: str, reason: str = "stop") -> list[Item]:

@@ -8,10 +8,8 @@ from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import Options
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.engine.model import Request, Sampling
@@ -146,14 +144,3 @@ def test_a_special_token_ends_the_reply_of_a_real_model(tmp_path):
         plain.generate(Request(ids, Sampling(temperature=0.0, max_tokens=4), stop=[name]))
     )
     assert [event.reason for event in events] == ["stop"]
-
-
-def test_ask_in_the_models_own_template(tmp_path):
-    scripted = model(tmp_path)
-    options = Options(Sampling(), system="Be brief.")
-    events = answer(scripted, choose_template(scripted, ""), "Hi", options)
-    assert "".join(event.text for event in events) == "Hello!"
-    assert scripted.prompts == [
-        "<s><|im_start|>system Be brief.<|im_end|><|im_start|>user Hi<|im_end|>"
-        "<|im_start|>assistant "
-    ]

@@ -1,6 +1,5 @@
 """A chat over documents: passages in the prompt, what is left out, stored, read again."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -144,13 +143,6 @@ def test_documents_that_are_gone_are_told_and_nothing_is_stored(store, notes):
     session.chat.use_documents(None)
     list(session.say("walrus"))
     assert session.chat.messages[-1].sources == ()
-
-
-def test_reading_can_be_stopped(store, notes):
-    cancel = threading.Event()
-    cancel.set()
-    with pytest.raises(DocumentsError, match="stopped"):
-        list(session_of(store, notes).say("walrus", cancel))
 
 
 def test_documents_are_set_for_the_chat_and_kept(store, notes):

@@ -1,12 +1,10 @@
 """Feedback is stored with its reply, and exported as the rows that training reads."""
 
-import json
 import sqlite3
 from dataclasses import asdict
 
 import pytest
 from fakes import ScriptedModel
-from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.documents.sources import Source
@@ -216,29 +214,6 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path):
         store.set_thumb(2, 1)
         assert store.feedback(1)[2].thumb == 1
         store.close()
-
-
-def test_finetune_reads_the_corrections(store, replies, tmp_path):
-    from finetune.config.sections import FinetuneConfig
-    from finetune.run import examine
-
-    store.set_correction(2, "Good day.")
-    store.set_correction(replies[2], HOSTILE + "!")
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows(store, "sft")))
-    model = write_tiny_gpt2(tmp_path, context=256)
-    found = examine(
-        FinetuneConfig.model_validate(
-            {
-                "model": str(model),
-                "output": str(tmp_path / "run"),
-                "data": {"train": str(path), "template": "chat", "held_out": 0.0},
-            }
-        )
-    )
-    document = found.document()
-    assert document["kept"] == 2
-    assert document["dropped"] == {}
 
 
 # What was in force at the reply

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from completions_server import CompletionsServer, delta, piece, replied, said
+from completions_server import LOGPROBS, CompletionsServer, delta, piece, replied, said
 
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.reading import read
@@ -13,16 +13,6 @@ from chatapp.dialogue.writers.choosing import SERVED, choose_template
 from chatapp.engine.events import Finished
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
-
-LOGPROBS = {
-    "content": [
-        {
-            "token": "Yes",
-            "logprob": -0.5,
-            "top_logprobs": [{"token": "No", "logprob": -0.25}, {"token": "Yes", "logprob": -0.5}],
-        }
-    ]
-}
 
 
 @pytest.fixture(autouse=True)

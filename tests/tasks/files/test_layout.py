@@ -215,23 +215,6 @@ def test_fitting_equals_trying_everything(lengths, room, instruction, before, sc
     assert fitted.tokens <= limit
 
 
-def test_the_furthest_are_dropped_whatever_the_printed_order():
-    pool = Pool([f"text {row}" for row in range(9)], ["x"] * 9)
-    ranked = [5, 3, 8, 0]
-    for order in ("nearest-first", "nearest-last", "shuffled"):
-        prompt = replace(SPAM, pool=pool, labels=(), select=Select(order=order))
-        everything = fit(prompt, ranked, "q", words, 10_000)
-        assert (everything.kept, everything.dropped) == (ranked, [])
-        fitted = fit(prompt, ranked, "q", words, everything.tokens - 1)
-        assert (fitted.kept, fitted.dropped) == ([5, 3, 8], [0])
-
-
-def test_one_example_that_could_never_fit_does_not_cost_the_others():
-    pool = Pool(["word " * 500, "near", "far"], ["x", "x", "x"])
-    fitted = fit(replace(SPAM, pool=pool, labels=()), [0, 1, 2], "q", words, 60)
-    assert (fitted.kept, fitted.dropped) == ([1, 2], [0])
-
-
 def test_a_tokenizer_for_which_beginnings_are_dear_does_not_overflow():
     """Without instruction and prefix, what a text costs as the first one is not known before."""
     prompt = PromptFile(

@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from completions_server import SAMPLING, SENT, break_off, delta, replied, usage
+from completions_server import LOGPROBS, SAMPLING, SENT, break_off, delta, replied, usage
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
@@ -103,19 +103,6 @@ def test_a_reply(server, model):
             **SENT,
         }
     ]
-
-
-LOGPROBS = {
-    "content": [
-        {
-            "token": "Yes",
-            "logprob": -0.5,
-            "bytes": [89],
-            "top_logprobs": [{"token": "No", "logprob": -0.25}, {"token": "Yes", "logprob": -0.5}],
-        }
-    ],
-    "refusal": None,
-}
 
 
 def test_log_probabilities(server, model):
