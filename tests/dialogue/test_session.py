@@ -91,6 +91,18 @@ def test_the_prompt_is_the_templates_rendering(session_of):
         assert model.stops[-1] == template.stop
 
 
+def test_the_user_is_stored_before_the_model_is_asked(session_of, store):
+    session = session_of(ScriptedModel([" Yes."]))
+    events = session.say("Are you there?")
+    started = next(events)
+    assert isinstance(started, Started)
+    rows = store.path(started.message.chat_id)
+    assert [(row.role, row.text, row.status) for row in rows] == [
+        ("user", "Are you there?", "complete"),
+        ("assistant", "", "partial"),
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "  \n\t "])
 def test_an_empty_message_is_refused(session_of, store, text):
     with pytest.raises(ValueError, match="the message is empty"):

@@ -92,7 +92,7 @@ def test_a_chat_comes_back_after_reopening(path):
         (["Explain attention to me. I am ten."], "Explain attention to me"),
         (["Hi.  There is 1.5 of it"], "Hi. There is 1.5 of it"),
         (["a" * 100], "a" * 59 + "…"),
-        (["word " * 1000], "word " * 10 + "word…"),
+        (["word " * 1000], "word " * 11 + "word…"),
         (["Hello!", "What is attention?"], "What is attention?"),
         (["Hello!", "hi", "good morning"], "good morning"),
         (["Hello World", "More"], "Hello World"),

@@ -225,6 +225,7 @@ async def test_system_instructs_the_chat(open_app, store):
         await driver.order("/system Be kind.")
         await driver.say("More")
         assert "Be kind." in model.prompts[-1]
+        assert store.chat(1).system == "Be kind."
         assert "brief" not in model.prompts[-1]
         await driver.order("/system default")
         assert store.chat(1).system is None
