@@ -11,6 +11,7 @@ import threading
 import traceback
 import warnings
 from contextlib import suppress
+from datetime import datetime
 from io import TextIOWrapper
 from typing import Any
 
@@ -84,21 +85,10 @@ def _log(error: BaseException) -> str:
     from chatapp.common.paths import log_dir
 
     path = log_dir() / "chatapp.log"
+    words = "".join(traceback.format_exception(error))
     try:
-        file = TextIOWrapper(open_own(path), encoding="utf-8", errors="backslashreplace")
+        with TextIOWrapper(open_own(path), encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} ERROR unexpected error\n{words}")
     except OSError as problem:
         return f"the traceback could not be written to {path}: {problem.strerror}"
-    handler = logging.StreamHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    record = logging.LogRecord(
-        "chatapp",
-        logging.ERROR,
-        __file__,
-        0,
-        "unexpected error",
-        (),
-        (type(error), error, error.__traceback__),
-    )
-    handler.emit(record)
-    file.close()
     return f"the traceback is in {path}"

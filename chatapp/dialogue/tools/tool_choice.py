@@ -23,6 +23,7 @@ from chatapp.common.foreign import parse_json
 from chatapp.dialogue.tools.tool import (
     EXAMPLES_TABLE,
     NONE,
+    CallExample,
     Tool,
     misfit_of,
     questions_without_tool,
@@ -85,9 +86,7 @@ def forms(tool: Tool, question: str) -> dict[str, dict[str, Any]]:
     most of its parts.
     """
     parts = marked(question, tool).parts
-    own = dict.fromkeys(
-        form_of(tool, example.question, example.arguments) for example in tool.examples
-    )
+    own = dict.fromkeys(form_of(tool, example) for example in tool.examples)
     filled = {form: _filled(tool, form, parts) for form in own}
     possible = {form: arguments for form, arguments in filled.items() if arguments is not None}
     most = max((len(marks_in(form)) for form in possible), default=0)
@@ -99,9 +98,9 @@ def marks_in(text: str) -> set[str]:
     return set(_MARK.findall(text))
 
 
-def form_of(tool: Tool, question: str, arguments: dict[str, Any]) -> str:
+def form_of(tool: Tool, example: CallExample) -> str:
     """The arguments of an example, with marks, as JSON."""
-    left = list(marked(question, tool).parts.items())
+    left = list(marked(example.question, tool).parts.items())
 
     def mark(match: re.Match[str]) -> str:
         place = next((i for i, (_, text) in enumerate(left) if text == match[0]), None)
@@ -109,7 +108,9 @@ def form_of(tool: Tool, question: str, arguments: dict[str, Any]) -> str:
 
     texts = sorted({text for _, text in left}, key=len, reverse=True)
     pattern = "|".join(map(re.escape, texts))
-    return re.sub(rf"(?<!\w)(?:{pattern})(?!\w)", mark, json.dumps(arguments, ensure_ascii=False))
+    return re.sub(
+        rf"(?<!\w)(?:{pattern})(?!\w)", mark, json.dumps(example.arguments, ensure_ascii=False)
+    )
 
 
 def _filled(tool: Tool, form: str, parts: dict[str, str]) -> dict[str, Any] | None:
@@ -200,8 +201,7 @@ class Chooser:
             return self._written(tool, question)
         possible = forms(tool, question)
         pool = {
-            marked(example.question, tool).text: form_of(tool, example.question, example.arguments)
-            for example in tool.examples
+            marked(example.question, tool).text: form_of(tool, example) for example in tool.examples
         }
         pool = {text: form for text, form in pool.items() if form in possible}
         text = marked(question, tool).text

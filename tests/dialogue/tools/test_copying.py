@@ -45,7 +45,7 @@ def test_every_example_gives_its_own_arguments():
     for tool in TOOLS.values():
         for example in tool.examples:
             assert misfit(example.arguments, tool.parameters) == ""
-            form = form_of(tool, example.question, example.arguments)
+            form = form_of(tool, example)
             assert forms(tool, example.question)[form] == example.arguments
             shown += 1
     assert shown > 40
