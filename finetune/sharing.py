@@ -8,7 +8,7 @@ machine.
 
 import shutil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +21,9 @@ from finetune.config.sections import ConfigError
 from finetune.training.adapters import copy_companions
 from finetune.training.checkpoints import whole_model
 from finetune.training.record import CARD_FILE
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -58,17 +61,7 @@ def merge(run: str, out: Path) -> None:
                 shutil.copyfile(files.path / name, aside / name)
 
 
-class Hub(Protocol):
-    """The methods of huggingface_hub's HfApi that are used."""
-
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
-
-    def upload_folder(
-        self, *, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str
-    ) -> Any: ...
-
-
-def push(run: str, repository: str, hub: Hub, *, private: bool = False) -> list[str]:
+def push(run: str, repository: str, hub: "HfApi", *, private: bool = False) -> list[str]:
     """Create a repository, if there is none of that name, and upload a model into it.
 
     Returns the names of the files. Raises ConfigError and ModelError, also when the hub refuses.

@@ -178,9 +178,8 @@ def _cell(result: SetResult, figure: str) -> str:
     text = f"{result.figures[figure]:.4f}"
     if figure in result.intervals:
         low, high = result.intervals[figure]
-        of_replies = figure in SCORES
         answered = len(result.answers) - len(result.failed)
-        scored = answered if of_replies else result.examples
+        scored = answered if figure in SCORES else result.examples
         text += f" ({low:.3f} to {high:.3f}, n {scored:,})"
     return text
 
