@@ -104,7 +104,7 @@ def test_a_file_in_place_of_the_held_out_rows(runs):
     found = evaluate(base, base, str(path), 0, 8, lambda *_: None)
     assert found.sets["others.json"].examples == 7
     assert "rouge_l" not in found.sets["others.json"].figures
-    with pytest.raises(ConfigError, match="no run of finetune; name rows with --data"):
+    with pytest.raises(ConfigError, match="is not a run of finetune; name rows with --data"):
         evaluate(base, base, "", 0, 8, lambda *_: None)
 
 
