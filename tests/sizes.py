@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 CEILINGS = {
-    "lines": 79_904,
-    "modules": 323,
-    "lines of finetune/bundled_model": 2_776,
-    "lines of tests": 62_674,
+    "lines": 79_756,
+    "modules": 314,
+    "lines of finetune/bundled_model": 2_272,
+    "lines of tests": 62_666,
 }
 """`lines` and `modules` count what is in the wheel: chatapp and finetune without bundled_model; a
 module is a file that is not `__init__.py`. The lines rose twice, by 2,700 in all, where the plan of

@@ -52,7 +52,8 @@ def test_it_says_which_messages_the_window_has_no_room_for(ask):
     ask("word " * 600, "-m", "bundled", "-o", "max_tokens", 2)
     going_on = ask("-c", "word " * 600, "-o", "max_tokens", 2)
     assert going_on.stderr == "messages out of context: 2\n"
-    assert json.loads(ask("logs", "--json", "-n", 1).output)[0]["response_json"] == {"left_out": 2}
+    (log,) = json.loads(ask("logs", "--json", "-n", 1).output)
+    assert log["response_json"]["left_out"] == 2
 
 
 def test_options_instructions_and_schemas_reach_the_model(ask):

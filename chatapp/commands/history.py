@@ -54,6 +54,11 @@ class ExportFormat(StrEnum):
     JSON = "json"
     JSONL = "jsonl"
 
+    @property
+    def suffix(self) -> str:
+        """Of a file in this format."""
+        return ".md" if self is self.MARKDOWN else f".{self}"
+
 
 @app.command("list")
 def list_chats(limit: Limit = 50, as_json: shared.JsonOption = False) -> None:
@@ -181,8 +186,7 @@ def export(
             text = _feedback(store, ids, feedback, model)
         else:
             chats = [(store.chat(id), store.path(id)) for id in ids]
-            suffix = ".md" if format is ExportFormat.MARKDOWN else f".{format}"
-            text = as_text(chats, suffix, as_list=export_all, thinking=thinking)
+            text = as_text(chats, format.suffix, as_list=export_all, thinking=thinking)
     if not ids:
         complain("there are no chats yet")
     elif not text:

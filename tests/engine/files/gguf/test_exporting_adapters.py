@@ -109,7 +109,7 @@ def test_another_adapter_is_refused(tmp_path, bpe, changes, problem):
     ("pattern", "words"),
     [
         (r"([a-z_.0-9]+)+!", "with the names of layers in 1 seconds"),
-        ("(", "no regular expression: missing"),
+        ("(", "not a regular expression: missing"),
     ],
 )
 def test_a_pattern_that_cannot_be_matched_is_refused(
