@@ -72,15 +72,16 @@ class Chatapp(llm.Model):  # type: ignore[misc]
             constraint=constraint,
         )
         trimmer = Trimmer()
+        log = response.response_json = {"seed": options.sampling.seed}  # for `llm logs`
         for event in turn(model, writer_for(model, template), exchanges, options):
             if isinstance(event, PromptWritten) and event.prompt.dropped:
                 lost = exchanges[: event.prompt.dropped]
                 count = sum(1 + (exchange.reply is not None) for exchange in lost)
-                response.response_json = {"left_out": count}  # `llm logs` has it
+                log["left_out"] = count
                 print(f"messages out of context: {count}", file=sys.stderr)
             if isinstance(event, Finished):
                 response.set_usage(input=event.prompt_tokens, output=event.reply_tokens)
-                response.response_json = {"seed": options.sampling.seed, "reason": event.reason}
+                log["reason"] = event.reason
                 if event.reason == "error":
                     raise ValueError(event.message)
             yield trimmer.push(getattr(event, "text", ""))

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 CEILINGS = {
-    "lines": 79_756,
+    "lines": 79_757,
     "modules": 314,
     "lines of finetune/bundled_model": 2_272,
     "lines of tests": 62_666,
