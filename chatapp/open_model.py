@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from chatapp.tasks.files.promptfile import PromptFile
 
 
-def load(name: str = "", *, precision: str = "float32", device: str = "auto") -> "OpenModel":
+def load(name: str | Path = "", *, precision: str = "float32", device: str = "auto") -> "OpenModel":
     """Load a model.
 
     name: as `--model` takes it: "bundled", "smollm2", a folder, a GGUF file, a hub id, a server's
@@ -56,7 +56,7 @@ def load(name: str = "", *, precision: str = "float32", device: str = "auto") ->
     "auto" for the fastest; the views need float32. Raises ModelError, a sentence; also for a masked
     model, such as BERT, which writes no replies: `chatapp inspect` shows what it fills in.
     """
-    name = name or load_settings().model
+    name = str(name) or load_settings().model
     return OpenModel(load_model(name, precision=precision, device=device))
 
 
@@ -448,7 +448,13 @@ class OpenPrompt:
 
         prompt = self.prompt.changed(**settings)
         answerer = answerer_for(prompt, model.model)
-        texts = [text if isinstance(text, str) else json.dumps(text) for text in inputs]
+        for value in inputs:
+            if not isinstance(value, str | Mapping):
+                raise UserError(
+                    f"an input is a {type(value).__name__}, expected a text or a mapping of "
+                    "fields; several inputs are several arguments: run(model, *texts)"
+                )
+        texts = [text if isinstance(text, str) else json.dumps(dict(text)) for text in inputs]
         queries = [query_of(text, prompt.columns, "the input") for text in texts]
         if prompt.text is not None:
             queries = [""]

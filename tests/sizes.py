@@ -10,15 +10,16 @@ from collections import Counter
 from pathlib import Path
 
 CEILINGS = {
-    "lines": 79_757,
+    "lines": 79_794,
     "modules": 314,
     "lines of finetune/bundled_model": 2_272,
-    "lines of tests": 62_666,
+    "lines of tests": 62_712,
 }
 """`lines` and `modules` count what is in the wheel: chatapp and finetune without bundled_model; a
 module is a file that is not `__init__.py`. The lines rose twice, by 2,700 in all, where the plan of
 the house leaves 2,000 for features: the door for Python; chats and models from elsewhere;
 notebooks, the inside over HTTP, llm's plugin, the layout of JSON under a schema, `bench --against`.
+Those of tests rose by 38, for faults that reviewers found in native drawing and in checkpoints.
 """
 
 _LONG_FUNCTION, _LONG_FILE, _SMALL_FILE = 60, 600, 60

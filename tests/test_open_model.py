@@ -152,6 +152,8 @@ def test_a_stored_chat_goes_on_in_the_store(model):
         (lambda m: m.inspect().why(), "no text"),
         (lambda m: chatapp.prompt_file("nope"), "nope"),
         (lambda m: chatapp.prompt_file("spam").run(m, "x", select="nope"), "nope"),
+        (lambda m: chatapp.prompt_file("spam").run(m, ["x", "y"]), "list"),
+        (lambda m: chatapp.prompt_file("spam").evaluate(m, "prompts/spam.jsonl", shot=3), "shot"),
         (lambda m: chatapp.open_chat(99), "99"),
     ],
 )

@@ -1,7 +1,7 @@
 """`chatapp summarize`: one summary of a document of any length, each sentence with its passages."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +49,8 @@ def summarize(
     settings = load_settings({"model": model})
     language_model = load(settings.model, settings.precision, settings.device)
     pieces = _pieces(file, language_model)
-    answerer = answerer_for(task, language_model)
+    # The text stands alone: no passages of other documents come before it.
+    answerer = answerer_for(replace(task, documents=None), language_model)
     _warn_of_size(language_model)
     texts = [piece.text for piece in pieces]
     with interruptible("interrupted"), progress("Summarizing") as show:

@@ -74,7 +74,7 @@ def generate_many(
     """See `LanguageModel.generate_many`. most: sequences in parallel."""
     coming = iter(requests)
     first = list(islice(coming, 2))
-    if len(first) < 2:  # a single sequence can use guesses and recorded steps
+    if len(first) < 2:  # a single sequence can use guesses and several tokens a call
         yield from one_after_another(model, first)
         return
     batch = Batch(model, most)
@@ -171,14 +171,15 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Numbered]:
-        """Draw one more token of each, and read a part of a prompt that is not read: in turns, of
-        the oldest, and of the one with the least to read."""
+        """Give one more token of each, of which several may be drawn at once, and read a part of a
+        prompt that is not read: in turns, of the oldest, and of the one with the least to read.
+        """
         read: list[Numbered] = []
         self._reading = {n: pair for n, pair in self._reading.items() if not pair[0].has_ended}
         if self._reading:
             number = min(self._reading, key=self._left if next(self._parts) % 2 else int)
             read = self._read(number, self._reading[number][0], self._part)
-        self._model.keep([cache for _, cache in self._reading.values()])
+        self._keep()
         self._let_go()
         if self._cache is None or not self._members:
             return read
@@ -217,10 +218,16 @@ class Batch:
         reply, cache = self._reading[number]
         return len(reply.sequence) - len(cache)
 
+    def _keep(self) -> None:
+        """Let the model keep the caches of prompts that are read in part, and no others."""
+        reading = self._reading.values()
+        self._model.keep([cache for reply, cache in reading if not reply.has_ended])
+
     def leave(self, number: int) -> None:
         """Remove a sequence that nobody wants any more, if it is active."""
         if reply := self._replies().get(number):
             reply.has_ended = True
+            self._keep()
 
     def _positions(self, tokens: int) -> int:
         """Positions of so many tokens of prompt and reply, or of the window."""

@@ -2,9 +2,9 @@
 
 Invariants: the rules of a reply are the same whether it is computed alone or in a batch, and
 another sequence affects it only through the logits. A generation holds the model's lock only while
-it computes a token, never while its consumer looks at one, so neither a forgotten generator nor a
-second one can block or disturb another. Each token's computation starts from the full sequence; the
-cache makes it cheap.
+it computes tokens, never while its consumer looks at one, so neither a forgotten generator nor a
+second one can block or disturb another. Each computation starts from the full sequence; the cache
+makes it cheap. Where nothing watches, one gives several tokens, which wait in the reply.
 """
 
 import math

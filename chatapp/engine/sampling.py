@@ -20,6 +20,7 @@ from chatapp.engine.kernels import native
 
 # Smaller temperatures are 0 in float32.
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+_MOST_KEPT = 2**31 - 1  # an int of the kernels; no vocabulary has more
 
 
 class Sampler:
@@ -51,11 +52,11 @@ class Sampler:
             min_p=sampling.min_p,
             penalty=self._penalty,
             relief=1 / self._penalty,
-            top_k=sampling.top_k,
+            top_k=min(sampling.top_k, _MOST_KEPT),
         )
 
     def normaliser(self, logits: Tensor) -> float:
-        """The log of the sum of exp(logits); no finite number where one of them is none."""
+        """The log of the sum of exp(logits); not finite where one of them is not."""
         if self._library is None or logits.dtype != torch.float32 or not logits.is_contiguous():
             return float(logits.logsumexp(0))
         room = self._room_for(logits)

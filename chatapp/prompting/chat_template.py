@@ -305,7 +305,9 @@ class ChatTemplate:
             try:
                 text = self._run(form, announce, tools, until, in_parts=in_parts)
             except _EndlessError:
-                raise
+                if incomplete is None:
+                    raise
+                break
             except ChatTemplateError as error:
                 refusal = refusal or error
                 continue

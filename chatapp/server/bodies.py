@@ -262,7 +262,7 @@ class ResponseFormat(Known):
 
 
 class TemplateSwitches(Known):
-    """What a template may be told. enable_thinking: None for its own way."""
+    """The switches of a template. enable_thinking: None for its own way."""
 
     enable_thinking: bool | None = None
 

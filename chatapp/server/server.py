@@ -335,7 +335,7 @@ async def _write(request: web.Request, response: web.StreamResponse, data: bytes
 async def _streamed(
     request: web.Request, chunks: AsyncGenerator[Document], headers: dict[str, str]
 ) -> web.StreamResponse:
-    """APIServer-sent events. A mistake found before the first one is an ordinary answer."""
+    """Server-sent events. A mistake found before the first one is an ordinary answer."""
     try:
         first = await anext(chunks)
         headers |= _loss(request, first)

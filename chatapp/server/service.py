@@ -103,8 +103,11 @@ class Service:
     def ignored_keys(self, body: Body) -> list[str]:
         """The keys of a request that change nothing here; see `bodies.ignored_keys`."""
         names = ignored_keys(body)
-        if getattr(body, "reasoning_effort", None) and not self._template.switch:
-            names.append("reasoning_effort")
+        if isinstance(body, ChatBody) and body.reasoning_effort:
+            switches = body.chat_template_kwargs
+            is_switched = switches is not None and switches.enable_thinking is not None
+            if is_switched or not self._template.switch:
+                names = sorted([*names, "reasoning_effort"])
         return names
 
     async def answer(self, body: Body) -> Document | AsyncGenerator[Document]:

@@ -236,27 +236,28 @@ class Worker:
                 self._hand_over()
 
 
+_PRECEDENCE = 20
+"""How much smaller work has to be to come before what was there one request earlier."""
+
+
 class Turns:
     """A thread of its own for work that takes long: of what waits, the smallest comes first, so
-    that many requests with much of it hold up none with little.
+    that many requests with much of it hold up none with little; what waits long comes, too.
     """
 
     def __init__(self) -> None:
-        self._thread, self._numbers, self._taken = ThreadPoolExecutor(1), count(), 0
+        self._thread, self._numbers, self._is_closed = ThreadPoolExecutor(1), count(), False
         self._waiting = PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any]]]()
 
     async def take(self, size: int, work: Callable[[], _Result]) -> _Result:
         """What the work returns or raises. Raises BusyError when too much of it waits."""
-        if self._taken >= MOST_WAITING:
+        if self._is_closed or self._waiting.qsize() >= MOST_WAITING:
             raise BusyError
         future: Future[_Result] = Future()
-        self._waiting.put((size, next(self._numbers), future, work))
+        number = next(self._numbers)
+        self._waiting.put((size + _PRECEDENCE * number, number, future, work))
         self._thread.submit(self._next)
-        self._taken += 1
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            self._taken -= 1
+        return await asyncio.wrap_future(future)
 
     def _next(self) -> None:
         with suppress(Empty):  # `close` has taken it
@@ -269,6 +270,7 @@ class Turns:
 
     def close(self) -> None:
         """End with the work that is being done; who waits is cancelled."""
+        self._is_closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         while not self._waiting.empty():
             self._waiting.get_nowait()[2].cancel()

@@ -174,9 +174,17 @@ class Learner:
             model.load_adapter(str(folder), model.active_adapter, is_trainable=True)
         else:
             own = model.state_dict()
-            missing = {weight.data_ptr() for name, weight in own.items() if not self._adds(name)}
+            left_out = set(model._keys_to_ignore_on_save or ())
+            wanted = {name: weight for name, weight in own.items() if name not in left_out}
+            missing = {weight.data_ptr() for name, weight in wanted.items() if not self._adds(name)}
             for file in sorted(folder.glob("model*.safetensors")):
                 weights = load_file(file)
+                if not weights.keys() <= own.keys():  # transformers stores some by older names
+                    again, report = type(model).from_pretrained(
+                        folder, use_safetensors=True, output_loading_info=True
+                    )
+                    drawn = report["missing_keys"]  # at random, because the files lack them
+                    weights = {n: w for n, w in again.state_dict().items() if n not in drawn}
                 model.load_state_dict(weights, strict=False)  # tied ones are stored once
                 missing -= {own[name].data_ptr() for name in weights if name in own}
             if missing:

@@ -605,6 +605,13 @@ def test_the_bin_gives_back_until_it_is_emptied(store, path, monkeypatch):
     with pytest.raises(StoreError, match=f"there is no chat {gone}"):
         store.restore_chat(gone)
     assert [chat.id for chat in store.chats()] == [kept]
+    store.bin_chat(kept)
+    for days in (3, 4):  # nothing else is in the store that says so
+        store.chat(kept)
+        monkeypatch.setattr(time, "time", lambda since=days: now + since * 24 * 60 * 60)
+        store.empty_bin()
+    with pytest.raises(StoreError, match=f"there is no chat {kept}"):
+        store.chat(kept)
     check_sound(path)
 
 

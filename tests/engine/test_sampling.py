@@ -173,6 +173,17 @@ def test_extreme_temperatures(temperature, scale):
     assert temperature > 1 or id == int(logits.argmax())
 
 
+@pytest.mark.parametrize("top_k", [2**31, 2**32 + 1])
+def test_more_tokens_than_there_are_may_be_kept(top_k):
+    logits = random_logits(5)
+    drawn = [
+        Sampler(Sampling(temperature=2.0, top_p=1.0, top_k=k, seed=seed)).draw(logits, [1])
+        for k in (0, top_k)
+        for seed in range(20)
+    ]
+    assert drawn[:20] == drawn[20:]
+
+
 def test_logits_are_left_as_they_are():
     logits = random_logits(0)
     before = logits.clone()

@@ -81,5 +81,6 @@ def test_errors(client):
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model="tiny", prompt="a b " * 300)
     assert "context_length_exceeded" in json.dumps(long.value.body)
+    hurried = client.with_options(timeout=0.0001)
     with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.0001).completions.create(model="tiny", prompt="a")
+        hurried.completions.create(model="tiny", prompt="a", n=8, max_tokens=100)

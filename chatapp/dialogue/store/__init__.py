@@ -172,11 +172,13 @@ class Store:
 
     def empty_bin(self) -> None:
         """Delete for good the chats that were put into the bin more than a day ago, if a chat was
-        changed since that day, over an hour ago: a clock that has just jumped ahead says nothing.
-        For one of a clock that was ahead the day begins now.
+        changed or this was called since that day, over an hour ago: a clock that has just jumped
+        ahead says nothing. For one of a clock that was ahead the day begins now.
         """
         now = time.time()
         self._database.rows("UPDATE chats SET deleted = ? WHERE deleted > ?", now, now)
+        noted = "UPDATE chats SET updated = ? WHERE deleted + ? < ? AND updated < deleted + ?"
+        self._database.rows(noted, now, _SECONDS_IN_BIN, now, _SECONDS_IN_BIN)
         statement = """DELETE FROM chats WHERE deleted + ? <
             (SELECT max(updated) FROM chats WHERE updated < ?) RETURNING id"""
         if self._database.rows(statement, _SECONDS_IN_BIN, now - _SECONDS_UNTIL_TRUSTED):

@@ -201,6 +201,7 @@ class CachePool:
     def clear(self) -> None:
         """Drop everything."""
         self._caches.clear()
+        self.kept = ()
 
     def _bytes(self) -> int:
         return sum(cache.bytes for cache in self._caches)

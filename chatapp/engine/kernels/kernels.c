@@ -861,7 +861,7 @@ static float least_kept(float *w, int n, double goal, int is_count, int *equals)
         w[smaller] = here;
       } else i++;
     }
-    if (above + sum >= goal) {
+    if (larger && above + sum >= goal) {
       n = larger;
       continue;
     }
@@ -983,9 +983,10 @@ static void draw_rows(void *given, int begin, int end) {
     }
     const int id = d->ids[r] = draw_token(s, logits, n, s->uniforms ? s->uniforms[d->step] : 0, room);
     d->logprobs[r] = (double)logits[id] - (double)sum;
-    if (s->seen) s->seen[id] = 1;
-    for (int e = 0; e < s->end_count; e++)
-      if (s->ends[e] == id && !atomic_load(&d->ended)) atomic_store(&d->ended, 1);
+    for (int e = 0; e < s->end_count; e++) {
+      int going_on = 0; /* 2 stays 2 */
+      if (s->ends[e] == id) atomic_compare_exchange_strong(&d->ended, &going_on, 1);
+    }
   }
 }
 
@@ -1004,7 +1005,7 @@ API long write_room(const decoder *d, int rows, int positions) {
 
 /* Write on after the token ids[row] of each row of t, which is at its position and not read yet: at most `most`
    tokens each, fewer once `seconds` have passed, or when a row draws one of its ends. ids: (most + 1, rows), of which
-   the first row is given. logprobs: (most, rows). Returns how many; logits that are no numbers end it before them. */
+   the first row is given. logprobs: (most, rows). Returns how many; logits that are not finite end it before them. */
 API int write_tokens(const decoder *d, const tokens *t, long layer, const sampling *s, int most, double seconds,
                      int *ids, double *logprobs, float *room) {
   const int rows = t->rows, width = d->blocks->width;
@@ -1025,6 +1026,8 @@ API int write_tokens(const decoder *d, const tokens *t, long layer, const sampli
     ids += rows, w.ids = ids, w.logprobs = logprobs;
     in_parallel(draw_rows, &w, rows, 16L * rows * d->output.out);
     if (w.ended == 2) break;
+    for (int r = 0; r < rows; r++)
+      if (s[r].seen) s[r].seen[ids[r]] = 1;
     w.step++, logprobs += rows;
     if (w.ended || seconds_now() > until) break;
     for (int r = 0; r < rows; r++) at[r]++;

@@ -73,6 +73,10 @@ class Grid:
     @classmethod
     def of(cls, values: Mapping[str, Sequence[str]], seeds: int, seed: int) -> "Grid":
         """A grid from texts by the names of `SETTINGS`. Raises PromptError for a wrong one."""
+        for name in values:
+            if name not in SETTINGS:
+                there = f"; there are {', '.join(SETTINGS)}"
+                raise PromptError(f"{name}: there is no such setting{there}")
         for selection in values.get("select", ()):
             method_of(selection)
         read: dict[str, Any] = {

@@ -69,7 +69,7 @@ class Notice(Static):
     """A sentence that takes room only while there is one."""
 
     def __init__(self, words: str = "", *, id: str | None = None, classes: str = "") -> None:
-        super().__init__(words, id=id, classes=classes, markup=False)
+        super().__init__(printable(words), id=id, classes=classes, markup=False)
         self.display = bool(words)
 
     def say(self, words: str | Content) -> None:

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_finetune as tiny
 import torch
+from accelerate import Accelerator
 from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.models.loading import load_model
@@ -16,6 +19,7 @@ from finetune.evaluation import compare
 from finetune.run import train
 from finetune.training.checkpoints import (
     LOCK_FILE,
+    Learner,
     check_whole,
     checkpoints_of,
     claim,
@@ -34,6 +38,26 @@ def test_a_changed_byte_of_an_optimizer_is_seen(tmp_path):
     (tmp_path / "optimizer.pt").write_bytes(content)
     with pytest.raises(ConfigError, match=r"optimizer\.pt: is damaged: .* checksum"):
         check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "mixtral"])
+def test_weights_that_are_stored_by_older_names_are_read(tmp_path, kind):
+    config = AutoConfig.for_model(
+        kind,
+        **{"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"intermediate_size": 16, "num_key_value_heads": 2, "tie_word_embeddings": False},
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    parts = {"called": model, "optimizer": None, "accelerator": Accelerator(cpu=True)}
+    objective = SimpleNamespace(added="", save=lambda *_: None, load=lambda *_: None)
+    learner = Learner(model, objective=objective, **parts)
+    learner.save_weights(tmp_path)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 1
+    learner.load_weights(tmp_path)
+    assert all(torch.equal(before[name], kept) for name, kept in model.state_dict().items())
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
